@@ -1,0 +1,39 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up what they need.
+
+PYTHON ?= $(shell for v in 3.11 3.12 3.13 3; do p=$$(command -v python$$v) && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+
+.PHONY: demo test check format bench clean
+
+$(VENV)/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: $(VENV)/ready
+	@rm -rf $(DEMO)
+	$(BIN)/ax2mt plan tests/data/axlearn/micro-hybrid-qkpair
+	$(BIN)/ax2mt convert tests/data/axlearn/micro-hybrid-qkpair $(DEMO) --untie
+
+test: $(VENV)/ready
+	$(BIN)/python tests/helpers/environments.py
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) .venv-maxtext .venv-orbax build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,130 @@
+"""The destination: what is refused before any work, and how a finished checkpoint takes its place in one step."""
+
+import ctypes
+import os
+import re
+import shutil
+
+from converter.errors import DestinationError
+from converter.maxtext import CONFIG_NAME
+from converter.memory import format_size
+
+RESERVE = 64 << 20
+"""Bytes that must stay free beyond what we expect to write: metadata, and chunks that compress a little worse."""
+
+
+def check_destination(path: str, source: str, *, overwrite: bool) -> str:
+    """Refuses a destination that must not be written.
+
+    Args:
+      path: the destination as the user gave it.
+      source: the source step directory.
+      overwrite: whether a checkpoint that is there may be replaced.
+
+    Returns:
+      The destination as an absolute path.
+
+    Raises:
+      DestinationError: it is remote, overlaps the source, or exists and is not empty (or with `overwrite`, holds
+        something else than a MaxText checkpoint).
+    """
+    if re.match(r"[a-z0-9]+://", path):
+        raise DestinationError(f"{path}: remote storage is not supported; write to a file system and copy from there")
+    target = os.path.abspath(os.path.expanduser(path))
+    real, real_source = os.path.realpath(target), os.path.realpath(source)
+    if os.path.commonpath([real, real_source]) in (real, real_source):
+        raise DestinationError(f"{target}: overlaps the source {source}; give a directory outside of it")
+    if not os.path.lexists(target):
+        return target
+    if not os.path.isdir(target):
+        raise DestinationError(f"{target}: exists and is no directory; give a new directory")
+    try:
+        names = os.listdir(target)
+    except OSError as error:
+        raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
+    if not names:
+        return target
+    if not overwrite:
+        raise DestinationError(f"{target}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
+    if not is_maxtext_checkpoint(target):
+        raise DestinationError(
+            f"{target}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
+            f"{CONFIG_NAME}, nothing else)"
+        )
+    return target
+
+
+def is_maxtext_checkpoint(path: str) -> bool:
+    """Whether a directory holds MaxText checkpoints and nothing else."""
+    names = [name for name in os.listdir(path) if name != CONFIG_NAME]
+    return bool(names) and all(
+        name.isdigit() and os.path.isfile(os.path.join(path, name, "items", "_METADATA")) for name in names
+    )
+
+
+def check_space(path: str, needed: int) -> None:
+    """Refuses a destination whose file system has too little room.
+
+    Raises:
+      DestinationError: with the bytes needed and free.
+    """
+    place = path
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    free = shutil.disk_usage(place).free
+    if free < needed + RESERVE:
+        raise DestinationError(
+            f"{path}: too little room: {format_size(needed + RESERVE)} needed, {format_size(free)} free on {place}"
+        )
+
+
+def flush(path: str) -> None:
+    """Makes a directory tree durable, files before the directories that name them."""
+    for directory, _, files in os.walk(path, topdown=False):
+        for name in (*files, ""):
+            descriptor = os.open(os.path.join(directory, name) if name else directory, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def publish(finished: str, destination: str, replaced: str) -> None:
+    """Puts a finished checkpoint in its place.
+
+    Args:
+      finished: the checkpoint's directory, on the destination's file system.
+      destination: its final place.
+      replaced: where what was there goes.
+
+    Raises:
+      DestinationError: it cannot be renamed; what was there stays.
+    """
+    try:
+        if os.path.isdir(destination) and os.listdir(destination):
+            if not _exchange(finished, destination):
+                os.rename(destination, replaced)
+                os.rename(finished, destination)
+        else:
+            os.rename(finished, destination)
+        _flush_directory(os.path.dirname(destination))
+    except OSError as error:
+        raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
+
+
+def _flush_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(first: str, second: str) -> bool:
+    """Swaps two directories in one step, where the system can (Linux renameat2); tells whether it did."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2
+    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0

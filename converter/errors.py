@@ -1,0 +1,63 @@
+"""The errors a user can meet, each with the exit code of the process.
+
+Every message is one line that says what is wrong, where, what was expected and found, and what to do. Several
+findings of one kind are collected and raised together: `details` then holds one line for each of them.
+"""
+
+from collections.abc import Sequence
+
+
+class Ax2mtError(Exception):
+    """Base of all errors that are not a fault of this program.
+
+    Attributes:
+      message: one line for a person.
+      details: further lines, one a finding; shown below the message.
+      exit_code: what the process exits with.
+    """
+
+    exit_code = 1
+    kind = "internal"
+
+    def __init__(self, message: str, details: Sequence[str] = ()):
+        super().__init__(message)
+        self.message = message
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        return "\n".join((self.message, *(f"  {line}" for line in self.details)))
+
+
+class UsageError(Ax2mtError):
+    """The command line contradicts itself or asks for something impossible, such as too small a budget."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class SourceError(Ax2mtError):
+    """The source is no committed checkpoint, or is damaged or incomplete."""
+
+    exit_code = 3
+    kind = "source"
+
+
+class MappingError(Ax2mtError):
+    """A mapping table is wrong, or does not fit the checkpoint."""
+
+    exit_code = 4
+    kind = "mapping"
+
+
+class DestinationError(Ax2mtError):
+    """The destination is refused or cannot be written."""
+
+    exit_code = 5
+    kind = "destination"
+
+
+class InexactError(Ax2mtError):
+    """The result cannot be exact in stock MaxText, and `--require-exact` was asked."""
+
+    exit_code = 7
+    kind = "inexact"

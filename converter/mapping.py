@@ -1,0 +1,164 @@
+"""A mapping table as plain data: what the rows of a `mappings/*.toml` file say, before they meet a checkpoint.
+
+`mapping_file` reads and validates the file; `matching` applies it to the tensors of a checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from converter.axes import Expression
+
+LAYER_AXIS = "layers"
+"""Name of the axis that holds the repeats of a layer cycle."""
+
+LAYER_FIELD = "{layer}"
+"""Stands in a row's paths for the place of one layer."""
+
+ConfigValue = bool | int | float | str | list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """Where one layer lives in a tree.
+
+    Attributes:
+      name: such as `scanned`.
+      path: below the tree's prefix; `{block}` is the layer's number within the cycle.
+      axis: the dimension of every layer tensor that holds the repeats of the cycle.
+    """
+
+    name: str
+    path: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """One side's parameter tree.
+
+    Attributes:
+      prefix: the path under which the model's parameters live.
+      layers: the layer layouts this side can have.
+      cycle: the kind of each layer of a cycle, in order; empty where the table does not say.
+    """
+
+    prefix: str
+    layers: tuple[LayerLayout, ...]
+    cycle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Kinds of layers that exclude each other.
+
+    Attributes:
+      name: for messages.
+      markers: kind to the tensor (below the layer) that only this kind has.
+    """
+
+    name: str
+    markers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One row: source tensors, target tensors and what happens to the axes.
+
+    Attributes:
+      axlearn: source paths below the prefix; `{layer}` in front for tensors of a layer.
+      maxtext: target paths, likewise.
+      expression: the layout, without the layer axis.
+      group: heading in the parameter report.
+      note: why, for the report.
+      when: the kind of layer that has the row; empty for all.
+      option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      line: line of the row in its file.
+    """
+
+    axlearn: tuple[str, ...]
+    maxtext: tuple[str, ...]
+    expression: Expression
+    group: str
+    note: str
+    when: str
+    option: str
+    line: int
+
+    @property
+    def in_layer(self) -> bool:
+        return self.axlearn[0].startswith(LAYER_FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class DropRow:
+    """Source tensors that are left behind, and why."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRule:
+    """How one key of the MaxText configuration gets its value.
+
+    Attributes:
+      key: MaxText's name.
+      constant: the value itself, where the rule is a plain value.
+      size: the axis whose solved size is the value.
+      times: a factor on the size.
+      times_blocks: multiply by the number of layers in a cycle.
+      has: the value is whether layers are of this kind.
+      unless: the value is whether this option is off.
+      layout: the value is whether the target has this layer layout.
+    """
+
+    key: str
+    constant: ConfigValue | None = None
+    size: str = ""
+    times: int = 1
+    times_blocks: bool = False
+    has: str = ""
+    unless: str = ""
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Tensors whose values decide whether MaxText can compute the same function: the q/k norm scales of a layer."""
+
+    query_scale: str
+    key_scale: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A size of the family that was published: kinds of its layers and the size of each axis."""
+
+    name: str
+    kinds: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTable:
+    """A whole mapping file.
+
+    Attributes:
+      name: short name, such as `envy`.
+      title: a line for people.
+      path: the file.
+      digest: hash of the file's text; a plan made with another table is another plan.
+    """
+
+    name: str
+    title: str
+    path: str
+    digest: str
+    axlearn: TreeLayout
+    maxtext: TreeLayout
+    choices: tuple[Choice, ...]
+    rows: tuple[TensorRow, ...]
+    drops: tuple[DropRow, ...]
+    config: tuple[ConfigRule, ...]
+    fidelity: Fidelity | None
+    models: tuple[PublishedModel, ...]

@@ -1,0 +1,284 @@
+"""Applies a mapping table to the tensors of a checkpoint: which row meets which tensor, and is everything covered.
+
+Coverage is checked here, before any weight is read: every source tensor is consumed exactly once or dropped by a row
+that says why, and every target leaf is produced exactly once. All offenders are listed together.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from converter.axes import Expression
+from converter.axis_sizes import ShapeFact, solve_sizes
+from converter.errors import Ax2mtError, MappingError
+from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, TensorRow
+
+Shape = tuple[int, ...]
+MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedRow:
+    """One row on one place of the model.
+
+    Attributes:
+      row: the row of the table.
+      sources: full paths of its source tensors.
+      targets: full paths of its target leaves.
+      expression: the row's axes with the layer axis where the layouts have it.
+      source_place: the layer's full path in the source; empty for tensors that belong to no layer.
+      target_place: the same in the target.
+    """
+
+    row: TensorRow
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    expression: Expression
+    source_place: str = ""
+    target_place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A table that covers a checkpoint.
+
+    Attributes:
+      table: the mapping table.
+      rows: every row on every place, in the order of the model.
+      dropped: source path to the reason it is left behind.
+      sizes: the solved size of every axis.
+      blocks: layers in a cycle (1 where the table has no layers).
+      kinds: kinds of layers that the model has.
+      options: the options that were on.
+      target_layout: name of the target's layer layout.
+    """
+
+    table: MappingTable
+    rows: tuple[MatchedRow, ...]
+    dropped: Mapping[str, str]
+    sizes: Mapping[str, int]
+    blocks: int
+    kinds: frozenset[str]
+    options: frozenset[str]
+    target_layout: str
+
+
+def match_table(
+    table: MappingTable, shapes: Mapping[str, Shape], *, options: Collection[str] = (), target_layout: str = "scanned"
+) -> Match:
+    """Matches a table with a checkpoint's tensors.
+
+    Args:
+      table: the mapping table.
+      shapes: path to shape of every tensor in the checkpoint.
+      options: names of the options whose rows are wanted.
+      target_layout: the layer layout to produce.
+
+    Raises:
+      MappingError: the table does not cover the checkpoint, or sizes contradict; `details` lists all findings.
+    """
+    rows, problems = _Matcher(table, shapes, options, target_layout).match()
+    if problems:
+        raise MappingError(f"mapping '{table.name}' does not fit the checkpoint", shorten(problems))
+    return rows
+
+
+def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
+    """Finds the one table that fits a checkpoint.
+
+    Raises:
+      MappingError: no table fits (with what was compared and the findings for each), or several do.
+    """
+    fits: list[Match] = []
+    findings: list[str] = []
+    for table in tables:
+        try:
+            fits.append(match_table(table, shapes, options=options))
+        except Ax2mtError as error:
+            findings.append(f"{table.name}: {error.message}")
+            findings.extend(f"  {line}" for line in error.details[:8])
+            if len(error.details) > 8:
+                findings.append(f"  and {len(error.details) - 8} more")
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        names = ", ".join(match.table.name for match in fits)
+        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping FILE")
+    names = ", ".join(table.name for table in tables) or "none"
+    raise MappingError(
+        f"no mapping fits the checkpoint's {len(shapes)} tensors (compared: {names}); "
+        "write your own table and pass it with --mapping FILE",
+        findings,
+    )
+
+
+def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
+    """The first lines, and how many more there are."""
+    return list(lines[:most]) + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+class _Matcher:
+    def __init__(
+        self, table: MappingTable, shapes: Mapping[str, Shape], options: Collection[str], target_layout: str
+    ) -> None:
+        self.table = table
+        self.shapes = shapes
+        self.options = frozenset(options)
+        self.target_layout = target_layout
+        self.problems: list[str] = []
+        self.kinds: set[str] = set()
+
+    def match(self) -> tuple[Match, list[str]]:
+        known = {row.option for row in self.table.rows if row.option}
+        self.problems += [f"the table has no rows for option '{option}'" for option in sorted(self.options - known)]
+        source = self._source_layout()
+        target = self._target_layout()
+        blocks = self._blocks(source) if source else 0
+        kinds = [self._block_kinds(source, block) for block in range(blocks)] if source else []
+        self.kinds = {kind for found in kinds for kind in found}
+        rows = self._rows(source, target, kinds)
+        dropped = self._cover(rows)
+        sizes: dict[str, int] = {}
+        if not self.problems:
+            sizes = self._solve(rows)
+        match = Match(
+            self.table, tuple(rows), dropped, sizes, max(blocks, 1), frozenset(self.kinds), self.options,
+            self.target_layout,
+        )  # fmt: skip
+        return match, self.problems
+
+    def _source_layout(self) -> LayerLayout | None:
+        """The source layout in which layers are found; they cannot be mixed."""
+        found = [layout for layout in self.table.axlearn.layers if self._found_blocks(layout)]
+        if self.table.axlearn.layers and not found:
+            looked = " or ".join(join(self.table.axlearn.prefix, layout.path) for layout in self.table.axlearn.layers)
+            self.problems.append(f"no layers at {looked}")
+        if len(found) > 1:
+            self.problems.append("layers in several layouts: " + ", ".join(layout.name for layout in found))
+        return found[0] if found else None
+
+    def _target_layout(self) -> LayerLayout | None:
+        layouts = {layout.name: layout for layout in self.table.maxtext.layers}
+        if layouts and self.target_layout not in layouts:
+            self.problems.append(f"the table has no target layout '{self.target_layout}' ({', '.join(layouts)})")
+        return layouts.get(self.target_layout)
+
+    def _found_blocks(self, layout: LayerLayout) -> set[int]:
+        text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
+        pattern = re.compile(text + "/")
+        found = [match for match in map(pattern.match, self.shapes) if match]
+        return {int(match[1]) if pattern.groups else 0 for match in found}
+
+    def _blocks(self, layout: LayerLayout) -> int:
+        found = self._found_blocks(layout)
+        count = max(found) + 1
+        missing = sorted(set(range(count)) - found)
+        if missing:
+            self.problems.append(f"{layout.path}: blocks {sorted(found)} without {missing[:5]}")
+        expected = len(self.table.axlearn.cycle)
+        if expected and count != expected:
+            self.problems.append(f"{layout.path}: {count} layers in a cycle, the table has {expected}")
+        return count
+
+    def _block_kinds(self, layout: LayerLayout, block: int) -> set[str]:
+        place = join(self.table.axlearn.prefix, layout.path.replace("{block}", str(block)))
+        kinds: set[str] = set()
+        for choice in self.table.choices:
+            found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
+            if len(found) != 1:
+                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
+                self.problems.append(
+                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
+                )
+            kinds.update(found)
+        cycle = self.table.axlearn.cycle
+        if block < len(cycle) and cycle[block] not in kinds:
+            self.problems.append(
+                f"{place}: expected to be {cycle[block]}, found {', '.join(sorted(kinds)) or 'neither'}"
+            )
+        return kinds
+
+    def _rows(
+        self, source: LayerLayout | None, target: LayerLayout | None, kinds: Sequence[set[str]]
+    ) -> list[MatchedRow]:
+        result: list[MatchedRow] = []
+        for row in self.table.rows:
+            if row.option and row.option not in self.options:
+                continue
+            if not row.in_layer:
+                result.append(self._place(row, "", "", row.expression))
+            elif source and target:
+                expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target.axis)
+                for block, found in enumerate(kinds):
+                    if not row.when or row.when in found:
+                        place = source.path.replace("{block}", str(block))
+                        target_place = target.path.replace("{block}", str(block))
+                        result.append(self._place(row, place, target_place, expression))
+        order = {place: number for number, place in enumerate(dict.fromkeys(r.source_place for r in result))}
+        return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
+
+    def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
+        prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        return MatchedRow(
+            row,
+            tuple(join(prefixes[0], path.replace(LAYER_FIELD, source)) for path in row.axlearn),
+            tuple(join(prefixes[1], path.replace(LAYER_FIELD, target)) for path in row.maxtext),
+            expression,
+            join(prefixes[0], source) if source else "",
+            join(prefixes[1], target) if target else "",
+        )
+
+    def _cover(self, rows: Sequence[MatchedRow]) -> dict[str, str]:
+        consumed: dict[str, int] = {}
+        produced: dict[str, int] = {}
+        for matched in rows:
+            for path in matched.sources:
+                if path not in self.shapes:
+                    self.problems.append(f"missing in the checkpoint: {path}{_nearest(path, self.shapes)}")
+                if not matched.row.option:
+                    consumed[path] = consumed.get(path, 0) + 1
+            for path in matched.targets:
+                produced[path] = produced.get(path, 0) + 1
+        self.problems += [f"consumed {count} times: {path}" for path, count in consumed.items() if count > 1]
+        self.problems += [f"produced {count} times: {path}" for path, count in produced.items() if count > 1]
+        dropped: dict[str, str] = {}
+        known = {path for matched in rows for path in matched.sources}
+        for path in self.shapes:
+            reason = next((drop.reason for drop in self.table.drops if matches(drop.pattern, path)), None)
+            if path in consumed:
+                if reason is not None:
+                    self.problems.append(f"both consumed and dropped ({reason}): {path}")
+            elif reason is not None:
+                dropped[path] = reason
+            else:
+                self.problems.append(f"no row for the checkpoint's {path}{_nearest(path, known)}")
+        return dropped
+
+    def _solve(self, rows: Sequence[MatchedRow]) -> dict[str, int]:
+        facts = [
+            ShapeFact(path, axes, self.shapes[path])
+            for matched in rows
+            for path, axes in zip(matched.sources, matched.expression.sources, strict=True)
+        ]
+        try:
+            return solve_sizes(facts)
+        except MappingError as error:
+            self.problems += [error.message, *error.details]
+            return {}
+
+
+def join(prefix: str, path: str) -> str:
+    """Joins a tree's prefix and a path below it."""
+    return f"{prefix}/{path}" if prefix else path
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path fits a pattern in which `*` is one part of a path and `**` any number of parts."""
+    parts = [".*" if part == "**" else re.escape(part).replace(r"\*", "[^/]*") for part in pattern.split("/")]
+    return re.fullmatch("/".join(parts), path) is not None
+
+
+def _nearest(path: str, candidates: Collection[str]) -> str:
+    near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.8)
+    return f" (nearest: {near[0]})" if near else ""

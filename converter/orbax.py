@@ -1,0 +1,129 @@
+"""Turns staged leaves into a checkpoint: Orbax itself writes its metadata, merges and commits.
+
+A stock `CheckpointManager.save` gets a tree of staged leaves; the type handler for them only links the staged files
+into Orbax's directory. So the format of the metadata, the merge of OCDBT databases and the commit are Orbax's own, in
+whatever version is installed. Only public interfaces are used.
+"""
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint import future
+
+from converter.errors import DestinationError
+from converter.maxtext import leaf_key
+from converter.plan import Leaf
+from converter.stage import Stage
+
+STEP = 0
+ITEM = "items"
+
+
+def commit(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
+    """Makes a committed checkpoint of all staged leaves, as `<stage.output>/0/items`.
+
+    Args:
+      stage: a stage in which every leaf is finished.
+      leaves: the leaves.
+      custom_metadata: what goes into the step's `_CHECKPOINT_METADATA`.
+
+    Raises:
+      DestinationError: the files cannot be linked or written.
+    """
+    logging.getLogger("absl").addFilter(_QUIET)
+    try:
+        _save(stage, leaves, custom_metadata)
+    except OSError as error:
+        raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+    finally:
+        logging.getLogger("absl").removeFilter(_QUIET)
+
+
+def _save(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
+    registry = ocp.type_handlers.create_type_handler_registry((_StagedLeaf, _LinkHandler()))
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=stage.store == "ocdbt", use_zarr3=True, type_handler_registry=registry
+    )
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True)
+    with ocp.CheckpointManager(
+        stage.output, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
+    ) as manager:
+        items = ocp.args.PyTreeSave(_tree(stage, leaves))  # pyright: ignore[reportCallIssue]
+        saved = manager.save(
+            STEP,
+            args=ocp.args.Composite(**{ITEM: items}),  # pyright: ignore[reportArgumentType]
+            custom_metadata=dict(custom_metadata),
+        )
+    if not saved:
+        raise DestinationError(f"{stage.output}: Orbax did not save the checkpoint")
+
+
+@dataclass(frozen=True)
+class _StagedLeaf:
+    key: str
+    directory: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _LinkHandler(ocp.type_handlers.TypeHandler):
+    """Saves a staged leaf by linking its files into the checkpoint."""
+
+    def typestr(self) -> str:
+        # What Orbax's own handler for numpy arrays writes: such a leaf restores with no arguments on any topology.
+        return "np.ndarray"
+
+    async def metadata(self, infos: Any) -> Any:
+        raise NotImplementedError("staged leaves are only ever saved")
+
+    async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        raise NotImplementedError("staged leaves are only ever saved")
+
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:  # noqa: ARG002
+        for value, info in zip(values, infos, strict=True):
+            if info.name != value.key:
+                raise ValueError(f"Orbax names the leaf {info.name}, it was staged as {value.key}")
+            if hasattr(info, "await_path_creation"):
+                await info.await_path_creation()
+            target = os.path.join(os.fspath(info.parent_dir), os.path.basename(value.directory))
+            shutil.copytree(value.directory, target, copy_function=_link_or_move)
+        return [future.NoopFuture()]
+
+
+def _link_or_move(source: str, target: str) -> None:
+    """Links a file into place; where the file system has no hard links it is moved."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.replace(source, target)
+
+
+def _tree(stage: Stage, leaves: Sequence[Leaf]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for leaf in leaves:
+        *parents, name = leaf.path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = _StagedLeaf(leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
+    return tree
+
+
+class _Quiet(logging.Filter):
+    """Orbax warns that nothing in this tree is a jax.Array, and that there is no OCDBT to merge; both are intended."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not any(
+            text in record.getMessage() for text in ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT")
+        )
+
+
+_QUIET = _Quiet()

@@ -1,0 +1,253 @@
+"""Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from converter.convert import Result
+from converter.fidelity import PairMismatch
+from converter.mapping import MappingTable
+from converter.maxtext import CONFIG_NAME
+from converter.memory import format_size
+from converter.plan import Plan, Task
+
+SCHEMA_VERSION = 1
+WIDE = 180
+"""Columns where the output is no terminal, so that no path is cut."""
+
+
+def stdout_console() -> Console:
+    """A console for results; wide where stdout is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """The leaves as a table, grouped by layer, then the totals."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("AXLearn", "shape", "MaxText", "shape", "dtype", "route", "size"):
+        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    place = ""
+    for task in plan.tasks:
+        if task.source_place != place:
+            place = task.source_place
+            heading = (f"{place}/", "", f"{task.target_place}/") if place else ("",)
+            table.add_row(*(Text(text, style="bold") for text in heading))
+        _plan_rows(table, task)
+    console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
+    console.print(table)
+    console.print()
+    print_totals(plan, console)
+
+
+def print_totals(plan: Plan, console: Console) -> None:
+    """Parameters on both sides, bytes, memory, and what is left behind."""
+    totals = plan.totals
+    sources = sum(len(task.sources) for task in plan.tasks if not task.extra)
+    rows = [
+        ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
+        ("difference", f"{totals.difference:,}" + (
+            f" (and {totals.added_parameters:,} added by --untie)" if totals.added_parameters else ""
+        )),
+        ("leaves", f"{sources} in AXLearn, {len(plan.leaves)} in MaxText"),
+        ("bytes", f"{format_size(totals.read_bytes)} to read, {format_size(totals.write_bytes)} to write" + (
+            f", {format_size(totals.stored_bytes)} compressed" if totals.stored_bytes else " (before compression)"
+        )),
+        ("memory", f"{format_size(totals.memory)} for blocks in flight, of {format_size(plan.options.max_memory)}"),
+    ]  # fmt: skip
+    for reason, entries in plan.dropped.items():
+        count = sum(elements for _, elements in entries)
+        rows.append(("left behind", f"{reason}: {len(entries)} tensors, {count:,} elements"))
+    if plan.others:
+        rows.append(("left behind", f"entries that are no tensors: {', '.join(plan.others)}"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_result(result: Result, console: Console) -> None:
+    """What was done, what is not exact, and what to paste."""
+    plan = result.plan
+    rate = plan.totals.write_bytes / max(result.seconds, 1e-3)
+    console.print(f"{plan.source} (step {plan.step}) -> {result.destination}", soft_wrap=True)
+    print_totals(plan, console)
+    console.print(
+        f"Wrote {len(plan.leaves)} leaves, {format_size(result.written_bytes)} on disk, in {result.seconds:.1f} s "
+        f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)}).",
+        soft_wrap=True,
+    )
+    console.print()
+    for line in fidelity_lines(result.mismatches, tied=not plan.options.untie):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
+    console.print(result.command, soft_wrap=True, markup=False)
+
+
+def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool) -> list[str]:
+    """What MaxText computes from these weights, in words."""
+    lines: list[str] = []
+    unequal = [entry for entry in mismatches if not entry.exact]
+    if unequal:
+        lines.append(
+            f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
+            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs:"
+        )
+        lines += [
+            f"  layer {e.layer}: |a-b|/|a+b| up to {e.product:.3g} for query*key, {e.query:.3g} query, {e.key:.3g} key"
+            for e in unequal
+        ]
+    elif mismatches:
+        lines.append(
+            f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
+            "attention is exact."
+        )
+    if tied:
+        lines.append(
+            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread); "
+            "--untie makes them exact."
+        )
+    return lines
+
+
+def print_mappings(tables: list[MappingTable], console: Console) -> None:
+    """One line a bundled table."""
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("mapping", "rows", "for", "published sizes"):
+        out.add_column(name)
+    for table in tables:
+        out.add_row(table.name, str(len(table.rows)), table.title, ", ".join(model.name for model in table.models))
+    console.print(out)
+
+
+def print_mapping(table: MappingTable, console: Console) -> None:
+    """All rows of a table."""
+    console.print(f"{table.name}: {table.title}", soft_wrap=True)
+    console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at", soft_wrap=True)
+    for side in (table.axlearn, table.maxtext):
+        for layout in side.layers:
+            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True, markup=False)
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("AXLearn", "axes", "MaxText", "when"):
+        out.add_column(name, overflow="fold")
+    for row in table.rows:
+        for number, target in enumerate(row.maxtext):
+            source = "\n".join(row.axlearn) if number == 0 else ""
+            condition = row.when or (f"--{row.option}" if row.option else "")
+            out.add_row(Text(source), Text(str(row.expression)) if number == 0 else "", Text(target), condition)
+    console.print(out)
+    for drop in table.drops:
+        console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True, markup=False)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON."""
+    totals = plan.totals
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": plan.source,
+        "step": plan.step,
+        "mapping": plan.table,
+        "mapping_digest": plan.table_digest,
+        "options": {"untie": plan.options.untie, "max_memory": plan.options.max_memory},
+        "totals": {
+            "source_parameters": totals.source_parameters,
+            "target_parameters": totals.target_parameters,
+            "added_parameters": totals.added_parameters,
+            "difference": totals.difference,
+            "leaves": len(plan.leaves),
+            "read_bytes": totals.read_bytes,
+            "write_bytes": totals.write_bytes,
+            "stored_bytes": totals.stored_bytes,
+            "memory": totals.memory,
+        },
+        "sizes": dict(plan.sizes),
+        "tasks": [_task_document(task) for task in plan.tasks],
+        "dropped": [
+            {
+                "reason": reason,
+                "tensors": len(entries),
+                "elements": sum(elements for _, elements in entries),
+                "paths": [path for path, _ in entries],
+            }
+            for reason, entries in plan.dropped.items()
+        ],
+        "ignored_entries": list(plan.others),
+        "config": dict(plan.config),
+    }
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """The result of a conversion as JSON."""
+    return {
+        **plan_document(result.plan),
+        "destination": result.destination,
+        "seconds": round(result.seconds, 3),
+        "peak_memory": result.peak_memory,
+        "written_bytes": result.written_bytes,
+        "fidelity": {
+            "exact_attention": all(entry.exact for entry in result.mismatches),
+            "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
+            "qk_norm_pairs": [
+                {"layer": e.layer, "product": _number(e.product), "query": _number(e.query), "key": _number(e.key)}
+                for e in result.mismatches
+            ],
+        },
+        "command": result.command,
+    }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if value != float("inf") else "inf"
+
+
+def _task_document(task: Task) -> dict[str, Any]:
+    return {
+        "axes": str(task.axis_map.expression),
+        "route": task.route,
+        "reason": task.reason,
+        "group": task.group,
+        "note": task.note,
+        "added": task.extra,
+        "blocks": task.blocks,
+        "block_bytes": task.blocking.block_bytes,
+        "stored_bytes": task.stored_bytes,
+        "sources": [
+            {"path": s.path, "shape": list(s.shape), "dtype": s.dtype, "chunks": list(s.chunks), "bytes": s.bytes}
+            for s in task.sources
+        ],
+        "leaves": [
+            {"path": t.path, "shape": list(t.shape), "dtype": t.dtype, "chunks": list(t.chunks), "bytes": t.bytes}
+            for t in task.leaves
+        ],
+    }
+
+
+def _plan_rows(table: Table, task: Task) -> None:
+    for number in range(max(len(task.sources), len(task.leaves))):
+        source = task.sources[number] if number < len(task.sources) else None
+        leaf = task.leaves[number] if number < len(task.leaves) else None
+        table.add_row(
+            Text(_below(source.path, task.source_place)) if source else "",
+            shape_text(source.shape) if source else "",
+            Text(_below(leaf.path, task.target_place)) if leaf else "",
+            shape_text(leaf.shape) if leaf else "",
+            leaf.dtype if leaf else "",
+            task.route if number == 0 else "",
+            format_size(leaf.bytes) if leaf else "",
+        )
+
+
+def _below(path: str, place: str) -> str:
+    return "  " + path.removeprefix(place + "/") if place else path
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as people write it: 6 x 1536 x 36 x 128."""
+    return " x ".join(map(str, shape)) or "scalar"

@@ -1,0 +1,269 @@
+"""zarr v2 arrays on a file system, as AXLearn writes them: metadata, the audit of chunk files, and how to open one.
+
+TensorStore reads a missing chunk as zeros without a word, and a directory or a dangling link in a chunk's place just
+so. So the files are held against the chunk grid before any work, and arrays are opened with
+`fill_missing_data_reads: false`.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from converter.errors import SourceError
+
+MAX_METADATA_BYTES = 1 << 20
+MAX_FINDINGS = 20
+
+ITEM_SIZES: Mapping[str, int] = {
+    "bool": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+    "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3b11fnuz": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+}  # fmt: skip
+"""Bytes an element; the dtypes that TensorStore stores in zarr and JAX computes with."""
+
+_ZARR_DTYPES = {
+    "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16", "<i4": "int32", "<u4": "uint32",
+    "<i8": "int64", "<u8": "uint64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64",
+}  # fmt: skip
+
+_CHUNK_NAME = re.compile(r"\d+(\.\d+)*$")
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array of a checkpoint.
+
+    Attributes:
+      path: the tensor's path in the checkpoint.
+      directory: where its files are.
+      dtype: numpy's name of the element type.
+      shape: elements along each dimension.
+      chunks: elements of a chunk along each dimension; edge chunks are stored padded to this size.
+      compressor: the compressor's JSON, or None for raw bytes.
+      order: "C" or "F", the element order inside a chunk.
+    """
+
+    path: str
+    directory: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    compressor: Mapping[str, Any] | None
+    order: str
+
+    @property
+    def item_size(self) -> int:
+        return ITEM_SIZES[self.dtype]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.item_size
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded bytes of one chunk."""
+        return math.prod(self.chunks) * self.item_size
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each dimension."""
+        return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+
+    def chunk_keys(self) -> Iterator[str]:
+        """Names of all chunk files."""
+        for index in itertools.product(*map(range, self.grid)):
+            yield chunk_key(index)
+
+
+def chunk_key(index: tuple[int, ...]) -> str:
+    """Name of a chunk's file; a scalar's only chunk is called 0."""
+    return ".".join(map(str, index)) or "0"
+
+
+def dtype_name(value: object, where: str) -> str:
+    """Checks a dtype name of an index.
+
+    Raises:
+      SourceError: no such dtype.
+    """
+    if not isinstance(value, str) or value not in ITEM_SIZES:
+        raise SourceError(f"{where}: unknown dtype {str(value)[:80]!r}; expected one of {', '.join(ITEM_SIZES)}")
+    return value
+
+
+def read_array(path: str, directory: str) -> ArraySpec:
+    """Reads the `.zarray` of a tensor.
+
+    Raises:
+      SourceError: it is missing, damaged, or describes something that AXLearn does not write.
+    """
+    file = os.path.join(directory, ".zarray")
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(MAX_METADATA_BYTES + 1)
+    except FileNotFoundError:
+        raise SourceError(f"{path}: {file} is missing") from None
+    except OSError as error:
+        raise SourceError(f"{path}: {file} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_METADATA_BYTES:
+        raise SourceError(f"{path}: {file} is larger than {MAX_METADATA_BYTES >> 20} MiB, no array metadata")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: {file} is no valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise SourceError(f"{path}: {file}: expected a JSON object")
+    return _array(path, directory, content)
+
+
+def open_spec(array: ArraySpec) -> dict[str, Any]:
+    """TensorStore's specification to read an array; a missing chunk raises."""
+    return {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": array.directory.rstrip("/") + "/"},
+        "fill_missing_data_reads": False,
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an array's chunk files look like from outside.
+
+    Attributes:
+      findings: one line for each chunk that is missing, empty, larger than its content can be, no regular file, or
+        outside the grid. Long lists are cut.
+      stored_bytes: size of all chunk files together.
+    """
+
+    findings: tuple[str, ...]
+    stored_bytes: int
+
+
+def audit_chunks(array: ArraySpec) -> Audit:
+    """Holds an array's files against its chunk grid, without reading them."""
+    findings = _Findings(array.path)
+    stored = 0
+    present: set[str] = set()
+    largest = _largest_file(array)
+    try:
+        entries = list(os.scandir(array.directory))
+    except OSError as error:
+        return Audit((f"{array.path}: {array.directory} cannot be listed: {error.strerror}",), 0)
+    for entry in entries:
+        if not _CHUNK_NAME.match(entry.name):
+            continue
+        if not _in_grid(entry.name, array.grid):
+            findings.add(f"chunk {entry.name}: outside the grid {list(array.grid)}")
+            continue
+        present.add(entry.name)
+        size, problem = _look_at_file(entry, largest, array)
+        stored += size
+        if problem:
+            findings.add(f"chunk {entry.name}: {problem}")
+    missing = math.prod(array.grid) - len(present)
+    if missing:
+        names = itertools.islice((key for key in array.chunk_keys() if key not in present), MAX_FINDINGS)
+        for name in names:
+            findings.add(f"chunk {name}: missing")
+        findings.more(missing - MAX_FINDINGS)
+    return Audit(tuple(findings.lines()), stored)
+
+
+class _Findings:
+    def __init__(self, path: str):
+        self.path = path
+        self.found: list[str] = []
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        if len(self.found) < MAX_FINDINGS:
+            self.found.append(text)
+
+    def more(self, count: int) -> None:
+        self.count += max(count, 0)
+
+    def lines(self) -> list[str]:
+        rest = self.count - len(self.found)
+        return [f"{self.path}: {text}" for text in self.found] + (
+            [f"{self.path}: and {rest} more chunks"] if rest > 0 else []
+        )
+
+
+def _in_grid(name: str, grid: tuple[int, ...]) -> bool:
+    parts = name.split(".")
+    if not grid:
+        return name == "0"
+    return len(parts) == len(grid) and all(
+        str(int(part)) == part and int(part) < count for part, count in zip(parts, grid, strict=True)
+    )
+
+
+def _look_at_file(entry: "os.DirEntry[str]", largest: int, array: ArraySpec) -> tuple[int, str]:
+    """Size of a chunk file, and what is wrong with it."""
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        return 0, f"a dangling link to {os.readlink(entry.path)}" if entry.is_symlink() else "missing"
+    except OSError as error:
+        return 0, f"unreadable: {error.strerror}"
+    size = status.st_size
+    if stat.S_ISDIR(status.st_mode):
+        return 0, "a directory in the place of a file"
+    if not stat.S_ISREG(status.st_mode):
+        return 0, "not a regular file"
+    if size == 0:
+        return 0, "empty (0 bytes)"
+    if array.compressor is None and size != array.chunk_bytes:
+        return size, f"{size} bytes, expected {array.chunk_bytes}"
+    if size > largest:
+        return size, f"{size} bytes, more than {array.chunk_bytes} bytes can take when compressed"
+    return size, ""
+
+
+def _largest_file(array: ArraySpec) -> int:
+    """No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %)."""
+    return array.chunk_bytes + array.chunk_bytes // 64 + 1024
+
+
+def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
+    where = f"{path}: {os.path.join(directory, '.zarray')}"
+    if content.get("zarr_format") != 2:
+        raise SourceError(f"{where}: zarr_format is {content.get('zarr_format')!r}, expected 2")
+    shape: Any = content.get("shape")
+    chunks: Any = content.get("chunks")
+    if not _lengths(shape) or not _lengths(chunks):
+        found = f"shape {str(shape)[:80]} and chunks {str(chunks)[:80]}"
+        raise SourceError(f"{where}: {found}, expected lists of positive numbers")
+    if len(shape) != len(chunks):
+        raise SourceError(f"{where}: {len(shape)} dimensions, but chunks of {len(chunks)}")
+    raw = content.get("dtype")
+    dtype = _ZARR_DTYPES.get(raw, raw) if isinstance(raw, str) else None
+    if dtype is None or dtype not in ITEM_SIZES:
+        raise SourceError(f"{where}: unknown dtype {str(raw)[:80]!r}")
+    if math.prod(shape) * ITEM_SIZES[dtype] >= 2**62 or math.prod(chunks) * ITEM_SIZES[dtype] >= 2**62:
+        raise SourceError(f"{where}: shape {shape} with chunks {chunks} is larger than any storage")
+    compressor = content.get("compressor")
+    if compressor is not None and (not isinstance(compressor, dict) or not isinstance(compressor.get("id"), str)):
+        raise SourceError(f"{where}: compressor is {str(compressor)[:80]}, expected null or an object with an id")
+    if content.get("filters") is not None or content.get("dimension_separator", ".") != ".":
+        raise SourceError(f"{where}: filters and separators other than '.' are not supported")
+    if content.get("order") not in ("C", "F"):
+        raise SourceError(f"{where}: order is {str(content.get('order'))[:80]!r}, expected 'C' or 'F'")
+    return ArraySpec(path, directory, dtype, tuple(shape), tuple(chunks), compressor, content["order"])
+
+
+def _lengths(value: object) -> bool:
+    return isinstance(value, list) and all(type(length) is int and 0 < length < 2**62 for length in value)

@@ -1,0 +1,65 @@
+"""Runs in the MaxText environment: loads a converted checkpoint with MaxText's own loaders and computes logits.
+
+    python maxtext_logits.py CHECKPOINT INPUT_IDS.npy LOGITS.npz
+
+Dimensions and flags come from the checkpoint's own maxtext.yml. Imports nothing of ax2mt.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+
+jax.config.update("jax_default_matmul_precision", "float32")
+
+from flax import nnx
+from maxtext.common import checkpointing
+from maxtext.configs import pyconfig
+from maxtext.utils import maxtext_utils, model_creation_utils
+
+
+def main(checkpoint: str, ids_file: str, out_file: str) -> None:
+    ids = np.load(ids_file)
+    items = os.path.join(checkpoint, "0", "items")
+    settings = {
+        "run_name": "logits",
+        "enable_checkpointing": False,
+        "dtype": "float32",
+        "weight_dtype": "float32",
+        "per_device_batch_size": ids.shape[0],
+        "max_target_length": ids.shape[1],
+        "skip_jax_distributed_system": True,
+        "megablox": False,
+        "sparse_matmul": False,
+    }
+    yml = os.path.join(checkpoint, "maxtext.yml")
+    config = pyconfig.initialize(["maxtext_logits", yml], **settings)
+    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+    with mesh:
+        model = model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(params=0, dropout=1))
+        state = nnx.state(model, nnx.Param)
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
+        loaded = checkpointing.load_params_from_path(items, abstract, 96)
+        nnx.update(model, loaded)
+        first = forward(model, ids)
+    config = pyconfig.initialize(["maxtext_logits", yml], load_parameters_path=items, **settings)
+    with mesh:
+        second = forward(model_creation_utils.from_pretrained(config, mesh=mesh), ids)
+    np.savez(out_file, load_params_from_path=first, from_pretrained=second)
+
+
+def forward(model, ids: np.ndarray) -> np.ndarray:
+    if isinstance(model, tuple):
+        model = model[0]
+    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    return np.asarray(
+        model(ids, positions, decoder_segment_ids=np.ones_like(ids), enable_dropout=False), dtype=np.float32
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
