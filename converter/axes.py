@@ -123,16 +123,16 @@ class Expression:
         Raises:
           ValueError: the sides do not fit each other; the message says how.
         """
-        joined, parts = (self.sources, self.targets) if len(self.targets) > 1 else (self.targets, self.sources)
+        splits = len(self.targets) > 1
+        joined, parts = (self.sources, self.targets) if splits else (self.targets, self.sources)
         if len(joined) != 1:
             raise ValueError("several tensors on both sides; one side must be a single tensor")
-        whole_tensor = joined[0]
+        (whole_tensor,) = joined
         sums = [index for index, dim in enumerate(whole_tensor) if dim.is_sum]
         if any(dim.is_sum for tensor in parts for dim in tensor):
             raise ValueError("a sum needs as many tensors on the other side as it has terms")
         if len(parts) == 1 and not sums:
-            ((source,), (target,)) = (self.sources, self.targets)
-            return (_branch(0, 0, source, target),)
+            return (_branch(0, 0, parts[0], whole_tensor),)
         if len(sums) != 1 or len(whole_tensor[sums[0]].terms) != len(parts):
             found = " and ".join(str(whole_tensor[index]) for index in sums) or "no sum"
             raise ValueError(
@@ -141,10 +141,10 @@ class Expression:
         result: list[Branch] = []
         for number, term in enumerate(whole_tensor[sums[0]].terms):
             whole = tuple(Dim((term,)) if index == sums[0] else dim for index, dim in enumerate(whole_tensor))
-            if joined is self.sources:
-                result.append(_branch(0, number, whole, self.targets[number]))
+            if splits:
+                result.append(_branch(0, number, whole, parts[number]))
             else:
-                result.append(_branch(number, 0, self.sources[number], whole))
+                result.append(_branch(number, 0, parts[number], whole))
         return tuple(result)
 
     def names(self) -> tuple[str, ...]:
