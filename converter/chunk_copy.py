@@ -10,7 +10,6 @@ from converter.leaf_store import LeafStore
 from converter.zarr2 import ArraySpec, chunk_key
 from converter.zstd_frame import check_frame
 
-
 COPY_SIZE = 1 << 20
 """Small enough that what was read is still in the processor's cache when it is summed and written."""
 

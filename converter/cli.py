@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints. Heavy imports happen inside the commands, so that --help is quick."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -163,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
+    # A job scheduler's SIGTERM is a clean stop, like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(arguments, standalone_mode=False)
     except Ax2mtError as error:

@@ -20,7 +20,7 @@ from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.routes import LINK
 from converter.source import Source, open_source
-from converter.stage import Stage, tree_bytes
+from converter.stage import Stage, finish_published, tree_bytes
 from converter.stream import Written, run
 from converter.zarr2 import file_states
 
@@ -97,18 +97,42 @@ def convert(request: Request, progress: Progress) -> Result:
     )
     plan = make_plan(source, request.options)
     config = override_config(plan.config, list(request.settings))
-    destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
+    conversion = describe(source, plan, config)
     mismatches = pair_mismatches(source)
     if request.require_exact:
         check_exact(mismatches)
+    if finish_published(request.destination, conversion):
+        destination, written, resumed = os.path.abspath(os.path.expanduser(request.destination)), Written(), True
+    else:
+        destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
+        text = config_yaml(config, _origin(source))
+        written, resumed = _stage_and_publish(request, plan, destination, conversion, text, progress)
+    return Result(
+        plan=plan,
+        destination=destination,
+        mismatches=mismatches,
+        written=written,
+        resumed=resumed,
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+        written_bytes=tree_bytes(destination),
+        command=train_command(destination),
+    )
+
+
+def _stage_and_publish(
+    request: Request, plan: Plan, destination: str, conversion: Mapping[str, Any], config: str, progress: Progress
+) -> tuple[Written, bool]:
+    """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
     stage = Stage(destination, plan.options.store, plan.leaves)
     keep = False
     try:
-        stage.begin(describe(source, plan, config), fresh=request.fresh)
+        stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
-        text = config_yaml(config, _origin(source))
-        written, size = _work(plan, stage, request.jobs, progress, text, bool(config["scan_layers"]))
+        written = _work(plan, stage, request.jobs, progress, config)
+        stage.mark_published()
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
+        return written, stage.resumed
     except (DestinationError, KeyboardInterrupt):
         keep = True
         raise
@@ -118,17 +142,6 @@ def convert(request: Request, progress: Progress) -> Result:
             stage.close()
         else:
             stage.remove()
-    return Result(
-        plan=plan,
-        destination=destination,
-        mismatches=mismatches,
-        written=written,
-        resumed=stage.resumed,
-        seconds=time.monotonic() - started,
-        peak_memory=peak_resident(),
-        written_bytes=size,
-        command=train_command(destination),
-    )
 
 
 def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,10 +187,8 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
         )
 
 
-def _work(
-    plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, scan_layers: bool
-) -> tuple[Written, int]:
-    """Stages all leaves, lets Orbax commit them, and adds the configuration; returns the bytes on disk as well."""
+def _work(plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str) -> Written:
+    """Stages all leaves, lets Orbax commit them, adds the configuration, and makes all of it durable."""
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
@@ -185,14 +196,14 @@ def _work(
     loading.join()
     from converter.orbax import commit
 
-    commit(stage, plan.leaves, {"scan_layers": scan_layers})
+    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"])})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
         flush(stage.output)
-        return written, tree_bytes(stage.output)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+    return written
 
 
 def _origin(source: Source) -> str:

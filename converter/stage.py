@@ -20,6 +20,7 @@ from converter.plan import Leaf
 SUFFIX = ".ax2mt-wip"
 JOURNAL = "journal.json"
 LOCK = "lock"
+PUBLISHED = "published"
 
 
 class Stage:
@@ -63,7 +64,7 @@ class Stage:
         Raises:
           DestinationError: the work area holds another conversion; the message says what differs.
         """
-        found = None if fresh else self._read_journal()
+        found = None if fresh else self.read_journal()
         if found is not None and found != conversion:
             keys = sorted(set(found) | set(conversion))
             raise DestinationError(
@@ -107,6 +108,11 @@ class Stage:
         """Bytes that an earlier run has already written."""
         return tree_bytes(os.path.join(self.root, "leaves"))
 
+    def mark_published(self) -> None:
+        """Notes that the rename to the destination comes next; see `finish_published`."""
+        with open(os.path.join(self.root, PUBLISHED), "wb"):
+            pass
+
     def remove(self) -> None:
         """Removes the work area with all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
@@ -116,7 +122,8 @@ class Stage:
         """Unlocks the work area and leaves it for a later run."""
         os.close(self._lock)
 
-    def _read_journal(self) -> Any:
+    def read_journal(self) -> Any:
+        """What the work area was begun for; None where it says nothing."""
         try:
             with open(os.path.join(self.root, JOURNAL), "rb") as file:
                 return json.loads(file.read())
@@ -137,6 +144,8 @@ class Stage:
         A stale `*.__lock` of TensorStore would be reused without being truncated: a shorter value would keep its tail.
         """
         shutil.rmtree(self.output, ignore_errors=True)
+        if os.path.exists(os.path.join(self.root, PUBLISHED)):
+            os.unlink(os.path.join(self.root, PUBLISHED))
         for directory, _, files in os.walk(os.path.join(self.root, "leaves")):
             for name in files:
                 if name.endswith((PART, ".__lock")):
@@ -151,6 +160,27 @@ class Stage:
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
+
+
+def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
+    """Tidies up after a run of the same conversion that was killed when its checkpoint had just taken its place.
+
+    Returns:
+      Whether there was such a run: then the destination is complete, and nothing is left to do.
+
+    Raises:
+      DestinationError: another process works on this destination.
+    """
+    target = os.path.abspath(os.path.expanduser(destination))
+    root = stage_path(target)
+    if not os.path.exists(os.path.join(root, PUBLISHED)) or not os.path.isdir(target):
+        return False
+    stage = Stage(target, "", ())
+    if stage.read_journal() != conversion or os.path.exists(stage.output):
+        stage.close()
+        return False
+    stage.remove()
+    return True
 
 
 def stage_path(destination: str) -> str:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from converter.chunk_copy import copy_chunk, link_chunk, target_index
 from converter.leaf_store import LeafStore
@@ -45,9 +45,9 @@ class Written:
       peak_in_flight: bytes of the budget that were in use at most.
     """
 
-    digests: dict[str, dict[tuple[int, ...], int]]
-    counts: Counts
-    peak_in_flight: int
+    digests: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    peak_in_flight: int = 0
 
 
 def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> Written:
