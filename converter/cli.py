@@ -49,6 +49,7 @@ def convert(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -76,6 +77,7 @@ def convert(
         jobs=jobs,
         overwrite=overwrite,
         fresh=fresh,
+        check=check,
         require_exact=require_exact,
     )
     result = run(request, Silent() if quiet else Bar("convert", verbose=verbose))

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from converter.destination import is_maxtext_checkpoint
-from converter.stage import stage_path
+from converter.stage import journal_path, stage_path
 
 ROUTES = (
     (),
@@ -71,6 +71,7 @@ def one(source: str, target: Path, route: tuple[str, ...], seconds: float, rng: 
     """Kills one conversion up to three times, then lets it end; returns what was wrong and the number of kills."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(stage_path(str(target)), ignore_errors=True)
+    Path(journal_path(str(target))).unlink(missing_ok=True)
     faults: list[str] = []
     kills = 0
     for _ in range(rng.randint(1, 3)):
@@ -86,20 +87,26 @@ def one(source: str, target: Path, route: tuple[str, ...], seconds: float, rng: 
             faults += looks_finished(target)
             continue
         break
-    if not (target.exists() and not os.path.exists(stage_path(str(target)))):
+    if not target.exists() or residue(target):
         done = subprocess.run(command(source, target, route), capture_output=True, text=True, check=False)
         if done.returncode:
             faults.append(f"the resumed run exited {done.returncode}: {done.stderr.strip()[-300:]}")
-    if os.path.exists(stage_path(str(target))):
-        faults.append("the work area was left behind")
+    faults += [f"{path} was left behind" for path in residue(target)]
     return faults, kills
+
+
+def residue(target: Path) -> list[str]:
+    """What a run leaves beside its destination when it is stopped."""
+    return [path for path in (stage_path(str(target)), journal_path(str(target))) if os.path.exists(path)]
 
 
 def looks_finished(target: Path) -> list[str]:
     """What a killed run left that could be taken for a checkpoint, other than the finished one in its place."""
     if target.exists():
         # The rename is the last step: what stands at the destination must be whole.
-        return [] if is_maxtext_checkpoint(str(target)) and (target / "maxtext.yml").exists() else ["half a destination"]
+        return (
+            [] if is_maxtext_checkpoint(str(target)) and (target / "maxtext.yml").exists() else ["half a destination"]
+        )
     return []
 
 
