@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from converter import __version__
 from converter.destination import check_destination, check_space, flush, publish
+from converter.digest import Origin, metadata_entry, write_receipt
 from converter.errors import DestinationError, InexactError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.maxtext import CONFIG_NAME, config_yaml, override_config, train_command
@@ -138,18 +140,24 @@ def _work(plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, 
     loading.start()
     from converter.stream import run
 
-    run(plan, stage, progress, jobs=jobs)
+    records = run(plan, stage, progress, jobs=jobs)
     loading.join()
     from converter.orbax import commit
 
-    commit(stage, plan.leaves, {"scan_layers": scan_layers})
+    commit(stage, plan.leaves, {"scan_layers": scan_layers, **metadata_entry(records)})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
+        write_receipt(stage.output, _receipt_origin(plan, stage.store))
         flush(stage.output)
         return _tree_bytes(stage.output)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+
+
+def _receipt_origin(plan: Plan, store: str) -> Origin:
+    options = {"untie": plan.options.untie, "store": store}
+    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options)
 
 
 def _tree_bytes(path: str) -> int:

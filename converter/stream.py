@@ -12,7 +12,9 @@ import tensorstore as ts
 from converter.axis_map import Box
 from converter.blocking import Span, block_map, blocks, groups, source_box, target_box
 from converter.chunk_stream import slabs
+from converter.digest import LeafDigest
 from converter.errors import Ax2mtError, DestinationError, SourceError
+from converter.maxtext import leaf_key
 from converter.memory import ByteBudget
 from converter.plan import Plan, Task
 from converter.progress import Progress
@@ -21,7 +23,7 @@ from converter.zarr2 import ArraySpec, open_spec
 from converter.zarr3 import write_spec
 
 
-def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
+def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> dict[str, dict[str, Any]]:
     """Writes all leaves of a plan into a stage.
 
     Args:
@@ -30,6 +32,9 @@ def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
       progress: told of each block and each finished leaf.
       jobs: how many blocks may be in flight, as far as the plan's memory budget lets them.
 
+    Returns:
+      The digest record of each leaf, by the leaf's key on disk.
+
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
@@ -37,6 +42,7 @@ def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
     engine = _Engine(plan, stage, progress)
     progress.start(len(plan.leaves), plan.totals.write_bytes)
     engine.run(jobs)
+    return {leaf_key(path): digest.record() for path, digest in engine.digests.items()}
 
 
 class _Engine:
@@ -48,6 +54,7 @@ class _Engine:
         self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         self.stop = threading.Event()
         self.lock = threading.Lock()
+        self.digests = {leaf.path: LeafDigest() for leaf in plan.leaves}
         self.work = self._units()
 
     def run(self, jobs: int) -> None:
@@ -149,8 +156,10 @@ class _Mover:
         targets = block_map(self.task.axis_map, span).forward(arrays)
         pending = []
         for number, (writer, values) in enumerate(zip(self._writers, targets, strict=True)):
-            region = _slices(target_box(self.task.axis_map, span, number))
-            pending.append(writer[region].write(values, can_reference_source_data_indefinitely=True))
+            box = target_box(self.task.axis_map, span, number)
+            pending.append(writer[_slices(box)].write(values, can_reference_source_data_indefinitely=True))
+            leaf = self.task.leaves[number]
+            self.engine.digests[leaf.path].add_block([low for low, _ in box], values, leaf.chunks)
         for leaf, future in zip(self.task.leaves, pending, strict=True):
             try:
                 future.result()
