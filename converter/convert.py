@@ -13,9 +13,10 @@ from typing import Any
 from converter import __version__
 from converter.axlearn import is_committed
 from converter.destination import check_destination, check_space, flush, publish
+from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
-from converter.maxtext import CONFIG_NAME, config_yaml, override_config, train_command
+from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
@@ -212,14 +213,21 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
     loading.join()
     from converter.orbax import commit
 
-    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"])})
+    records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items() if chunks}
+    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"]), **metadata_entry(records)})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
+        write_receipt(stage.output, _receipt_origin(plan))
         flush(stage.output)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
     return written
+
+
+def _receipt_origin(plan: Plan) -> Origin:
+    options = {"untie": plan.options.untie, "store": plan.options.store}
+    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options)
 
 
 def _origin(source: Source) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 
+from converter.digest import RECEIPT_NAME
 from converter.errors import DestinationError
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
@@ -56,7 +57,7 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
 
 def is_maxtext_checkpoint(path: str) -> bool:
     """Whether a directory holds MaxText checkpoints and nothing else."""
-    names = [name for name in os.listdir(path) if name != CONFIG_NAME]
+    names = [name for name in os.listdir(path) if name not in (CONFIG_NAME, RECEIPT_NAME)]
     return bool(names) and all(
         name.isdigit() and os.path.isfile(os.path.join(path, name, "items", "_METADATA")) for name in names
     )

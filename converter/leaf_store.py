@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import xxhash
 from crc32c import crc32c
 
+from converter.digest import start_chunk
 from converter.errors import DestinationError
 from converter.memory import format_size
 from converter.plan import Leaf
@@ -75,7 +75,7 @@ class LeafStore:
           DestinationError: it cannot be written.
         """
         sink = self._sink(self.leaf.encoding.chunk_key(index))
-        checked = _Checked(sink, with_crc=self.leaf.encoding.crc32c)
+        checked = _Checked(sink, index, with_crc=self.leaf.encoding.crc32c)
         try:
             fill(checked.write)
             checked.commit()
@@ -108,7 +108,7 @@ class LeafStore:
         encoding = self.leaf.encoding
         if not encoding.crc32c:
             return False
-        checked = _Checked(None, with_crc=True)
+        checked = _Checked(None, index, with_crc=True)
         if not checked.matches(self._stored(encoding.chunk_key(index))):
             return False
         self.digests[index] = checked.digest()
@@ -156,11 +156,11 @@ class LeafStore:
 class _Checked:
     """Passes bytes on to a sink, adds the checksum at the end, and digests all that is stored."""
 
-    def __init__(self, sink: Sink | None, *, with_crc: bool):
+    def __init__(self, sink: Sink | None, index: tuple[int, ...], *, with_crc: bool):
         self.sink = sink
         self.with_crc = with_crc
         self.crc = 0
-        self.hash = xxhash.xxh3_128()
+        self.hash = start_chunk(index)
 
     def write(self, data: Any) -> None:
         if not len(data):

@@ -1,0 +1,259 @@
+"""Digests that travel with a checkpoint: one record a leaf, and a receipt for every other file.
+
+A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` over its chunks: chunks may come in any
+order and from any thread, and a chunk in a wrong place counts as a wrong chunk. There are two kinds:
+
+* `content`: over the elements of the decoded chunk, in the array's C order, little-endian, edge chunks clipped to the
+  array. It does not depend on codecs.
+* `stored`: over the encoded bytes of each chunk as they are stored. For chunks that are passed on without decoding.
+
+The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside the
+checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
+"""
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+RECEIPT_NAME = "ax2mt.json"
+METADATA_KEY = "ax2mt"
+VERSION = 1
+MAX_RECEIPT_BYTES = 256 << 20
+"""A receipt of a million files; a larger file is no receipt."""
+
+Kind = Literal["content", "stored"]
+_MODULUS = 1 << 128
+_READ_BYTES = 4 << 20
+
+
+class LeafDigest:
+    """Accumulates the digest of one leaf; `add` may be called from several threads."""
+
+    def __init__(self, kind: Kind = "content"):
+        self.kind: Kind = kind
+        self._sum = 0
+        self._chunks = 0
+        self._lock = threading.Lock()
+
+    def add(self, grid_index: Sequence[int], data: np.ndarray | bytes | memoryview) -> None:
+        """Adds a chunk.
+
+        Args:
+          grid_index: the chunk's place in the grid.
+          data: for `content` its elements, clipped to the array; for `stored` its bytes.
+        """
+        value = chunk_digest(grid_index, data)
+        with self._lock:
+            self._sum = (self._sum + value) % _MODULUS
+            self._chunks += 1
+
+    def add_block(self, start: Sequence[int], values: np.ndarray, chunks: Sequence[int]) -> None:
+        """Adds all chunks of a block that covers whole chunks.
+
+        Args:
+          start: where the block begins, in elements; a multiple of the chunk's length along each dimension.
+          values: the block's elements.
+          chunks: elements of a chunk along each dimension.
+        """
+        grid = tuple(-(-length // chunk) for length, chunk in zip(values.shape, chunks, strict=True))
+        for offset in np.ndindex(*grid):
+            region = tuple(slice(at * chunk, (at + 1) * chunk) for at, chunk in zip(offset, chunks, strict=True))
+            index = tuple(low // chunk + at for low, chunk, at in zip(start, chunks, offset, strict=True))
+            self.add(index, values[region])
+
+    def record(self) -> dict[str, Any]:
+        """The digest as it is stored: kind, 32 hexadecimal digits, number of chunks."""
+        return {"kind": self.kind, "xxh3": f"{self._sum:032x}", "chunks": self._chunks}
+
+
+def start_chunk(grid_index: Sequence[int]) -> xxhash.xxh3_128:
+    """The running digest of a chunk in its place; its bytes come next."""
+    return xxhash.xxh3_128(struct.pack(f"<{len(grid_index)}Q", *grid_index))
+
+
+def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+    """The record of a leaf whose chunks were digested as they were stored.
+
+    Args:
+      chunks: the chunk's place in the grid to its digest.
+    """
+    return {"kind": "stored", "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
+
+
+def chunk_digest(grid_index: Sequence[int], data: np.ndarray | bytes | memoryview) -> int:
+    """The 128-bit digest of one chunk in its place."""
+    state = start_chunk(grid_index)
+    if isinstance(data, np.ndarray):
+        state.update(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+    else:
+        state.update(data)
+    return state.intdigest()
+
+
+def metadata_entry(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What goes into the step's custom metadata: leaf key to record."""
+    return {METADATA_KEY: {"version": VERSION, "leaves": {key: dict(record) for key, record in records.items()}}}
+
+
+def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The records of a step's custom metadata by leaf key; None where there are none that this version can read."""
+    entry = custom_metadata.get(METADATA_KEY)
+    if not isinstance(entry, dict) or entry.get("version") != VERSION or not isinstance(entry.get("leaves"), dict):
+        return None
+    leaves = entry["leaves"]
+    fits = all(
+        isinstance(record, dict)
+        and record.get("kind") in ("content", "stored")
+        and isinstance(record.get("xxh3"), str)
+        and type(record.get("chunks")) is int
+        for record in leaves.values()
+    )
+    return leaves if fits else None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint came from, for its receipt.
+
+    Attributes:
+      tool: program and version.
+      source: the AXLearn step directory.
+      step: the training step.
+      mapping: name of the mapping table.
+      mapping_digest: hash of the table's text.
+      options: what shaped the result.
+    """
+
+    tool: str
+    source: str
+    step: int | None
+    mapping: str
+    mapping_digest: str
+    options: Mapping[str, Any]
+
+
+def write_receipt(directory: str, origin: Origin) -> str:
+    """Writes the receipt of a finished checkpoint.
+
+    Args:
+      directory: the checkpoint, the directory above its steps.
+      origin: where the weights came from.
+
+    Returns:
+      The receipt's path.
+
+    Raises:
+      OSError: a file cannot be read, or the receipt not written.
+    """
+    files = {path: file_digest(os.path.join(directory, path)) for path in metadata_files(directory)}
+    document = {
+        "version": VERSION,
+        "tool": origin.tool,
+        "source": origin.source,
+        "step": origin.step,
+        "mapping": {"name": origin.mapping, "digest": origin.mapping_digest},
+        "options": dict(origin.options),
+        "files": files,
+    }
+    path = os.path.join(directory, RECEIPT_NAME)
+    with open(path, "wb") as file:
+        file.write(_render(document))
+    return path
+
+
+def check_receipt(directory: str) -> list[tuple[str, str]]:
+    """Holds every file that is no array chunk against the receipt.
+
+    Returns:
+      Findings as (path below the directory, what is wrong); empty where all is as it was written.
+    """
+    document, problem = read_receipt(directory)
+    if document is None:
+        return [(RECEIPT_NAME, problem)]
+    expected: Mapping[str, Any] = document["files"]
+    findings: list[tuple[str, str]] = []
+    present = set(metadata_files(directory))
+    for path, record in expected.items():
+        if path not in present:
+            findings.append((path, "is missing"))
+            continue
+        try:
+            found = file_digest(os.path.join(directory, path))
+        except OSError as error:
+            findings.append((path, f"cannot be read: {error.strerror}"))
+            continue
+        if found != record:
+            findings.append((path, _difference(record, found)))
+    findings += [(path, "is not in the receipt") for path in sorted(present - expected.keys())]
+    return findings
+
+
+def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
+    """The receipt, checked against its own digest; or None and the reason."""
+    try:
+        with open(os.path.join(directory, RECEIPT_NAME), "rb") as file:
+            data = file.read(MAX_RECEIPT_BYTES + 1)
+    except FileNotFoundError:
+        return None, "is missing"
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    try:
+        document = json.loads(data)
+        document.pop("digest")
+        intact = data == _render(document) and isinstance(document["files"], dict)
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        return None, "is damaged: it is no receipt"
+    if not intact:
+        return None, "is damaged: it differs from its own digest"
+    return document, ""
+
+
+def metadata_files(directory: str) -> list[str]:
+    """All files below a checkpoint that hold no chunk of an array, without the receipt; sorted.
+
+    A directory with array metadata holds chunks only, besides that metadata. The files of an OCDBT database mix chunks
+    with the tree that finds them, so that they all count as metadata.
+    """
+    return sorted(path for path in _walk(directory) if path != RECEIPT_NAME)
+
+
+def file_digest(path: str) -> dict[str, Any]:
+    """Size in bytes and xxh3_128 of a file."""
+    state = xxhash.xxh3_128()
+    size = 0
+    with open(path, "rb") as file:
+        while data := file.read(_READ_BYTES):
+            state.update(data)
+            size += len(data)
+    return {"bytes": size, "xxh3": state.hexdigest()}
+
+
+def _walk(directory: str) -> Iterable[str]:
+    for place, directories, names in os.walk(directory):
+        directories.sort()
+        arrays = [name for name in ("zarr.json", ".zarray") if name in names]
+        if arrays:
+            directories.clear()
+        for name in arrays or names:
+            yield os.path.relpath(os.path.join(place, name), directory)
+
+
+def _render(document: Mapping[str, Any]) -> bytes:
+    """The receipt's text: the document, and its digest as the last field."""
+    body = json.dumps(document, indent=1)
+    digest = xxhash.xxh3_128_hexdigest(body.encode())
+    return f'{body[:-2]},\n "digest": "{digest}"\n}}\n'.encode()
+
+
+def _difference(record: Any, found: Mapping[str, Any]) -> str:
+    if not isinstance(record, dict) or record.get("bytes") != found["bytes"]:
+        expected = record.get("bytes") if isinstance(record, dict) else "an unreadable entry"
+        return f"has {found['bytes']} bytes, the receipt says {expected}"
+    return "differs from what was written (its digest is another)"
