@@ -7,8 +7,8 @@ order and from any thread, and a chunk in a wrong place counts as a wrong chunk.
   array. It does not depend on codecs.
 * `stored`: over the encoded bytes of each chunk as they are stored. For chunks that are passed on without decoding.
 
-The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside the
-checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
+The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
+the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
 """
 
 import json
@@ -91,7 +91,7 @@ def chunk_digest(grid_index: Sequence[int], data: np.ndarray | bytes | memoryvie
     """The 128-bit digest of one chunk in its place."""
     state = start_chunk(grid_index)
     if isinstance(data, np.ndarray):
-        state.update(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+        state.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     else:
         state.update(data)
     return state.intdigest()
