@@ -18,7 +18,9 @@ def main(step: Path, destination: Path) -> None:
     import orbax.checkpoint as ocp
 
     index = json.loads((step / "index").read_text())
-    arrays = {name.removeprefix("model/"): _load(step / "gda" / name) for name, entry in index if isinstance(entry, dict)}
+    arrays = {
+        name.removeprefix("model/"): _load(step / "gda" / name) for name, entry in index if isinstance(entry, dict)
+    }
     tree: dict[str, Any] = {}
     for name, value in arrays.items():
         for path, leaf in _leaves(name, value):

@@ -98,14 +98,14 @@ def formula_source(path: Path, sizes: Sizes | None = None) -> Path:
 
 
 def memory_source(path: Path, array_bytes: int, *, one_chunk: bool) -> Path:
-    """A source whose three expert arrays have `array_bytes` each, in chunks of 113 MB or in one; the rest is tiny.
+    """A source whose three expert arrays have `array_bytes` each, in chunks of 128 MiB or in one; the rest is tiny.
 
     The axes of the three are shared, so that none can be large alone. `array_bytes` is a multiple of 1 GiB.
     """
     gib = array_bytes >> 30
     # 2 repeats x 64 experts x 256 embed x 8192 float32 is 1 GiB.
     sizes = Sizes(embed=256, experts=64 * gib, repeats=2, heads=2, mlp=64, moe_mlp=8192, vocab=64)
-    shard = (sizes.experts, sizes.embed) if one_chunk else (16, 108)
+    shard = (sizes.experts, sizes.embed) if one_chunk else (16, 128)
     return formula_source(path, replace(sizes, expert_shard=shard[0], embed_shard=shard[1]))
 
 
