@@ -33,7 +33,8 @@ def describe_line(machine: dict[str, Any]) -> str:
     """One sentence of `describe`, for a report."""
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     return (
-        f"Commit {machine['commit']}; Python {machine['python']}, {packages}; {machine['cpu']}, {machine['cores']} cores, "
+        f"Commit {machine['commit']}; Python {machine['python']}, {packages}; {machine['cpu']}, "
+        f"{machine['cores']} cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB memory, {machine['file_system']}."
     )
 

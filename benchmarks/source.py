@@ -23,7 +23,7 @@ SLAB_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """Envy's dimensions and sharding: experts and embed are cut, as 16-way expert and fsdp sharding do for Switch-Base."""
+    """Envy's dimensions and shards; the defaults are Switch-Base under 16-way expert and fsdp sharding."""
 
     embed: int = 1536
     experts: int = 128
