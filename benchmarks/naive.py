@@ -1,7 +1,7 @@
 """What a user would write: load every tensor, transpose, save with Orbax. `python -m benchmarks.naive STEP DST`.
 
-In the style of MaxText's own converters: the whole model in memory, then one `CheckpointManager.save` with Orbax's
-defaults (OCDBT, zarr3).
+In the style of MaxText's own converters: the whole model in memory, then one `CheckpointManager.save` in MaxText's
+format (OCDBT, zarr3).
 """
 
 import json
@@ -30,7 +30,9 @@ def main(step: Path, destination: Path) -> None:
                 node = node.setdefault(parent, {})
             node[last] = jax.numpy.asarray(leaf)
     with ocp.CheckpointManager(
-        destination.absolute(), item_names=("items",), item_handlers={"items": ocp.PyTreeCheckpointHandler()}
+        destination.absolute(),
+        item_names=("items",),
+        item_handlers={"items": ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)},
     ) as manager:
         save = ocp.args.PyTreeSave({"params": {"params": tree}})
         manager.save(0, args=ocp.args.Composite(items=save))

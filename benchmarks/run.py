@@ -66,9 +66,9 @@ def summarise(runs: dict[str, list[Measurement]]) -> list[dict[str, Any]]:
     for name, taken in runs.items():
         failure = next((r for r in taken if r.code), None)
         if failure is not None:
-            lines = (failure.error or failure.output).strip().splitlines()
             state = "unavailable" if failure.code == 2 else "failed"
-            rows.append({"name": name, "state": state, "code": failure.code, "reason": lines[-1] if lines else ""})
+            reason = (failure.error + failure.output).strip()[-500:]
+            rows.append({"name": name, "state": state, "code": failure.code, "reason": reason})
             continue
         seconds = medians[name]
         rows.append(

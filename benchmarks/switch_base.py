@@ -82,7 +82,8 @@ def _verify_leaf(job: tuple[Path, Array, str, str, int]) -> tuple[int, int]:
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     opened = ts.open(spec, open=True, read=True, context=context).result()
     compared = wrong = 0
-    chunk = tuple(step or size for step, size in zip(opened.chunk_layout.read_chunk.shape, opened.shape, strict=True))
+    steps = opened.chunk_layout.read_chunk.shape or opened.shape
+    chunk = tuple(step or size for step, size in zip(steps, opened.shape, strict=True))
     for box in _boxes(opened.shape, chunk):
         found = opened[tuple(slice(start, stop) for start, stop in box)].read().result()
         expected = expected_target(array, kind, first_head, box)
