@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-memory bench-restore bench-22b clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -34,6 +34,15 @@ format: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.run
+
+bench-memory: $(VENV)/ready
+	$(BIN)/python -m benchmarks.memory
+
+bench-restore: $(VENV)/ready
+	$(BIN)/python -m benchmarks.restore
+
+bench-22b: $(VENV)/ready
+	$(BIN)/python -m benchmarks.switch_base
 
 clean:
 	rm -rf $(VENV) .venv-maxtext .venv-orbax build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,51 @@
+"""Peak memory of arrays far larger than the budget: `python -m benchmarks.memory`."""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks.machine import describe
+from benchmarks.measure import measure
+from benchmarks.source import CACHE, memory_source
+from converter.memory import parse_size
+
+ALLOWANCE = 350 << 20
+
+
+def main() -> None:
+    """Converts 4 GiB arrays in both chunkings; exit 1 where a run fails or takes more than it may."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("--max-memory", default="512MiB")
+    parser.add_argument("--array-gib", type=int, default=4)
+    parser.add_argument("--rewrite", action="store_true", help="force the rewrite route")
+    options = parser.parse_args()
+    limit = parse_size(options.max_memory) + ALLOWANCE
+    output = CACHE / "memory-output"
+    rows: list[dict[str, object]] = []
+    for one_chunk in (False, True):
+        chunking = "one chunk" if one_chunk else "128 MiB chunks"
+        name = f"memory-{options.array_gib}-{'one' if one_chunk else 'many'}"
+        source = memory_source(CACHE / name, options.array_gib << 30, one_chunk=one_chunk)
+        shutil.rmtree(output, ignore_errors=True)
+        program = str(Path(sys.executable).with_name("ax2mt"))
+        command = [program, "convert", "-q", "--json", str(source), str(output), "--max-memory", options.max_memory]
+        result = measure([*command, "--rewrite"] if options.rewrite else command)
+        shutil.rmtree(output, ignore_errors=True)
+        holds = result.code == 0 and result.peak_bytes <= limit
+        rows.append({"chunking": chunking, "code": result.code, "peak_bytes": result.peak_bytes, "holds": holds})
+        print(
+            f"{options.array_gib} GiB arrays, {chunking}: exit {result.code}, peak {result.peak_bytes >> 20} MiB, "
+            f"limit {limit >> 20} MiB, {result.seconds:.1f} s"
+        )
+        if result.code:
+            print((result.output + result.error).strip()[:1000], file=sys.stderr)
+    document = {"machine": describe(CACHE), "limit_bytes": limit, "rows": rows}
+    (CACHE / "memory.json").write_text(json.dumps(document, indent=2) + "\n")
+    if not all(row["holds"] for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Builds AXLearn-layout Envy checkpoints: random ones of about a size, and ones whose every element is known."""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import zstandard
+
+Box = tuple[tuple[int, int], ...]
+CACHE = Path("build/bench")
+ROW_PERIOD = 6144
+SLAB_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Envy's dimensions and shards; the defaults are Switch-Base under 16-way expert and fsdp sharding."""
+
+    embed: int = 1536
+    experts: int = 128
+    repeats: int = 6
+    heads: int = 12
+    head_dim: int = 128
+    mlp: int = 6144
+    moe_mlp: int = 6144
+    vocab: int = 32768
+    expert_shard: int = 8
+    embed_shard: int = 96
+
+
+@dataclass(frozen=True)
+class Array:
+    """One tensor of the source; `name` is its path below `model/`."""
+
+    name: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        return int(np.prod(self.shape))
+
+
+def envy_arrays(sizes: Sizes) -> list[Array]:
+    """Every tensor of a hybridnorm Envy of these sizes, with its chunk shape."""
+    s, r, d, e = sizes, sizes.repeats, sizes.embed, sizes.experts
+    cut, group = min(s.embed_shard, d), min(s.expert_shard, e)
+    result = [
+        Array("decoder/emb/token_emb/weight", (s.vocab, d), (s.vocab, cut)),
+        Array("decoder/output_norm/scale", (d,), (d,)),
+    ]
+
+    def add(layer: int, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+        path = f"decoder/transformer/repeat/layer/layer{layer}/{name}"
+        result.append(Array(path, (r, *shape), (r, *chunks)))
+
+    for layer in range(2):
+        for norm in ("self_attention/norm", "feed_forward/prenorm", "feed_forward/postnorm"):
+            add(layer, f"{norm}/scale", (d,), (d,))
+        for norm in ("scale_query", "scale_key"):
+            add(layer, f"self_attention/attention/{norm}/norm/scale", (s.head_dim,), (s.head_dim,))
+        qkv = "self_attention/attention/i_proj/i_proj/qkv_proj/weight"
+        add(layer, qkv, (d, 3 * s.heads, s.head_dim), (cut, 3 * s.heads, s.head_dim))
+        add(layer, "self_attention/attention/o_proj/weight", (d, s.heads, s.head_dim), (cut, s.heads, s.head_dim))
+    for name in ("linear1_0", "linear1_1"):
+        add(0, f"feed_forward/{name}/weight", (d, s.mlp), (cut, s.mlp))
+    add(0, "feed_forward/linear2/weight", (s.mlp, d), (s.mlp, cut))
+    add(1, "feed_forward/gate_weight", (d, e), (cut, e))
+    for name in ("wi_0_weight", "wi_1_weight"):
+        add(1, f"feed_forward/{name}", (e, d, s.moe_mlp), (group, cut, s.moe_mlp))
+    add(1, "feed_forward/wo_weight", (e, s.moe_mlp, d), (group, s.moe_mlp, cut))
+    return result
+
+
+def sizes_near(total_bytes: int) -> Sizes:
+    """The sizes whose float32 total is nearest to `total_bytes`, with expert chunks of 113 MB."""
+    candidates = [Sizes(embed=96 * k, experts=8 * g) for g in range(1, 17) for k in range(1, 17)]
+    return min(candidates, key=lambda s: abs(4 * sum(a.parameters for a in envy_arrays(s)) - total_bytes))
+
+
+def random_source(path: Path, total_bytes: int, seed: int = 0) -> Path:
+    """Writes, or finds, a source of about `total_bytes` of incompressible normal float32; returns its directory."""
+    return _build(path, sizes_near(total_bytes), f"random-{seed}")
+
+
+def formula_source(path: Path, sizes: Sizes | None = None) -> Path:
+    """Writes, or finds, a source of known elements (see `expected_block`); true Switch-Base without `sizes`."""
+    return _build(path, sizes or Sizes(), "formula")
+
+
+def memory_source(path: Path, array_bytes: int, *, one_chunk: bool) -> Path:
+    """A source whose three expert arrays have `array_bytes` each, in chunks of 128 MiB or in one; the rest is tiny.
+
+    The axes of the three are shared, so that none can be large alone. `array_bytes` is a multiple of 1 GiB.
+    """
+    gib = array_bytes >> 30
+    # 2 repeats x 64 experts x 256 embed x 8192 float32 is 1 GiB.
+    sizes = Sizes(embed=256, experts=64 * gib, repeats=2, heads=2, mlp=64, moe_mlp=8192, vocab=64)
+    shard = (sizes.experts, sizes.embed) if one_chunk else (16, 128)
+    return formula_source(path, replace(sizes, expert_shard=shard[0], embed_shard=shard[1]))
+
+
+def expected_block(name: str, shape: tuple[int, ...], box: Box) -> np.ndarray:
+    """The values of a block of a formula source.
+
+    Each array has one random row; a leading index takes a window of it that starts at a hash of that index. Elements
+    differ nearly everywhere where a row or chunk is misplaced, and zstd still finds the repetitions.
+
+    Args:
+      name: tensor path below `model/`.
+      shape: shape of the whole tensor.
+      box: start and stop of the block in each dimension.
+    """
+    period, row = _row(name, shape[-1])
+    leading = np.zeros((1,) * (len(shape) - 1), np.uint64)
+    for axis, ((start, stop), size) in enumerate(zip(box[:-1], shape[:-1], strict=True)):
+        index = np.arange(start, stop, dtype=np.uint64).reshape([-1 if i == axis else 1 for i in range(len(shape) - 1)])
+        leading = leading * np.uint64(size) + index
+    mixed = (leading + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    offsets = ((mixed ^ (mixed >> np.uint64(29))) % np.uint64(period)).astype(np.intp)
+    start, stop = box[-1]
+    return np.lib.stride_tricks.sliding_window_view(row[start:], stop - start)[offsets]
+
+
+@cache
+def _row(name: str, length: int) -> tuple[int, np.ndarray]:
+    period = max(length, ROW_PERIOD)
+    row = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(period, np.float32)
+    return period, np.concatenate([row, row])
+
+
+@cache
+def _normals(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(count, np.float32).view(np.uint32)
+
+
+def _build(path: Path, sizes: Sizes, values: str) -> Path:
+    stamp = json.dumps({"sizes": sizes.__dict__, "values": values})
+    marker = path / "stamp.json"
+    step = path / "checkpoints" / "step_00000100"
+    if marker.is_file() and marker.read_text() == stamp:
+        return step
+    shutil.rmtree(path, ignore_errors=True)
+    arrays = envy_arrays(sizes)
+    jobs: list[tuple[Path, Array, Box, str]] = []
+    for array in arrays:
+        directory = step / "gda" / "model" / array.name
+        directory.mkdir(parents=True)
+        (directory / ".zarray").write_text(json.dumps(_zarray(array)))
+        grid = (range(-(-n // c)) for n, c in zip(array.shape, array.chunks, strict=True))
+        for key in product(*grid):
+            box = tuple((k * c, (k + 1) * c) for k, c in zip(key, array.chunks, strict=True))
+            jobs.append((directory / ".".join(map(str, key)), array, box, values))
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(_write_chunk, jobs))
+    entries = [[f"model/{a.name}", {"dtype": "float32", "shape": str(a.shape)}] for a in arrays]
+    (step / "index").write_text(json.dumps([["step", 100], *sorted(entries, key=lambda entry: str(entry[0]))]))
+    marker.write_text(stamp)
+    return step
+
+
+def _zarray(array: Array) -> dict[str, object]:
+    return {
+        "chunks": list(array.chunks),
+        "compressor": {"id": "zstd", "level": 1},
+        "dimension_separator": ".",
+        "dtype": "<f4",
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": list(array.shape),
+        "zarr_format": 2,
+    }
+
+
+def _write_chunk(job: tuple[Path, Array, Box, str]) -> None:
+    path, array, box, values = job
+    count = int(np.prod(array.chunks))
+    with path.open("wb") as file:
+        compressor = zstandard.ZstdCompressor(level=1).compressobj(size=4 * count)
+        if values == "formula":
+            for part in _slabs(box):
+                file.write(compressor.compress(expected_block(array.name, array.shape, part).data.cast("B")))
+        else:
+            seed = int(values.removeprefix("random-"))
+            mask = np.uint32(zlib.crc32(f"{array.name}/{path.name}".encode()) & 0x7FFFFF)
+            # Other mantissa bits in each chunk: normals of the same magnitude, yet no chunk repeats another.
+            file.write(compressor.compress((_normals(seed, count) ^ mask).data.cast("B")))
+        file.write(compressor.flush())
+
+
+def _slabs(box: Box) -> Iterator[Box]:
+    """Cuts a block, in C order, into blocks of at most `SLAB_BYTES` where its rows allow."""
+    size = 4 * int(np.prod([stop - start for start, stop in box]))
+    axis = next((i for i, (start, stop) in enumerate(box[:-1]) if stop - start > 1), None)
+    if size <= SLAB_BYTES or axis is None:
+        yield box
+        return
+    start, stop = box[axis]
+    step = max(1, (stop - start) * SLAB_BYTES // size)
+    for low in range(start, stop, step):
+        yield from _slabs((*box[:axis], (low, min(low + step, stop)), *box[axis + 1 :]))
