@@ -1,0 +1,294 @@
+"""Whole conversions: goldens bit for bit, every leaf against an independent numpy oracle, and what a failure leaves."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from converter.convert import Request, Result, convert, expected_bytes
+from converter.errors import DestinationError, InexactError, SourceError, UsageError
+from converter.plan import Options
+from converter.progress import Silent
+from converter.stage import STORES, SUFFIX
+from tests.conftest import AXLEARN, MAXTEXT
+from tests.helpers.axlearn_checkpoint import (
+    SMALL,
+    STACK,
+    envy_tensors,
+    expected_leaves,
+    write_checkpoint,
+)
+from tests.helpers.compare import assert_same_leaves
+from tests.helpers.restorer import Restorer
+
+QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
+OUT = f"{STACK}/layer1/self_attention/attention/o_proj/weight"
+EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
+EMBEDDING = "model/decoder/emb/token_emb/weight"
+
+
+def run(source: Path, target: Path, *, untie: bool = False, max_memory: int = 1 << 30, **options) -> Result:
+    return convert(
+        Request(str(source), str(target), Options(untie=untie, max_memory=max_memory), **options), Silent()
+    )
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("untie", [False, True], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", ["micro-hybrid", "micro-hybrid-qkpair", "envy-test"])
+def test_equals_maxtexts_own_checkpoint(
+    name: str, untie: bool, store: str, converted: Callable[..., Path], any_orbax: Restorer
+) -> None:
+    own = any_orbax.restore(MAXTEXT / name / ("scanned-untied" if untie else "scanned"), plain=False)
+    assert len(own) == (25 if name == "envy-test" else 27) + untie
+    assert_same_leaves(any_orbax.restore(converted(name, untie=untie, store=store)), own)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_sharded_source_equals_the_unsharded_one(
+    store: str, converted: Callable[..., Path], any_orbax: Restorer
+) -> None:
+    # The same weights as micro-hybrid, saved from a mesh: chunks along experts and model dimensions.
+    own = any_orbax.restore(MAXTEXT / "micro-hybrid" / "scanned", plain=False)
+    assert_same_leaves(any_orbax.restore(converted("micro-hybrid-sharded", store=store)), own)
+
+
+def test_bfloat16_golden_keeps_every_bit(converted: Callable[..., Path], any_orbax: Restorer) -> None:
+    # MaxText has no checkpoint of this one; the source chunks are decoded here by zstandard and numpy alone.
+    source = read_step(AXLEARN / "envy-test-bf16" / "checkpoints" / "step_00000100")
+    leaves = any_orbax.restore(converted("envy-test-bf16"))
+    assert {str(leaf.dtype) for leaf in leaves.values()} == {"bfloat16"}
+    assert_same_leaves(leaves, expected_leaves(source))
+
+
+def read_step(directory: Path) -> dict[str, np.ndarray]:
+    """Model tensors of a step whose arrays are single chunks."""
+    import zstandard
+
+    from tests.helpers.axlearn_checkpoint import numpy_dtype
+
+    tensors = {}
+    for path, entry in json.loads((directory / "index").read_text()):
+        if path.startswith("model/"):
+            place = directory / "gda" / path
+            shape = json.loads((place / ".zarray").read_text())["shape"]
+            data = zstandard.ZstdDecompressor().decompress((place / ".".join("0" * len(shape))).read_bytes())
+            tensors[path] = np.frombuffer(data, numpy_dtype(entry["dtype"])).reshape(shape)
+    return tensors
+
+
+SHARDINGS: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "whole": {},
+    "heads": {QKV: (2, 12, 2, 6), OUT: (2, 12, 1, 6)},
+    "heads across the parts": {QKV: (2, 12, 3, 6)},
+    "layer axis": {QKV: (1, 12, 8, 6), EXPERTS: (1, 4, 12, 10), OUT: (1, 6, 4, 6)},
+    "head dim": {QKV: (2, 12, 8, 2), OUT: (2, 12, 4, 3)},
+    "uneven": {QKV: (2, 5, 8, 6), EXPERTS: (2, 3, 7, 4), EMBEDDING: (7, 5), OUT: (2, 7, 3, 4)},
+    "ones": {QKV: (1, 1, 1, 1), EXPERTS: (1, 1, 1, 10), EMBEDDING: (1, 12)},
+}
+
+
+@pytest.mark.parametrize("compressor", ["zstd", None])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_any_sharding(sharding: str, compressor: str | None, tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = envy_tensors(seed=len(sharding))
+    source = write_checkpoint(
+        tmp_path / "step_00000100", tensors, chunks=SHARDINGS[sharding], compressor=compressor
+    )
+    run(source, tmp_path / "out", untie=True)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors, untie=True))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_and_shardings(seed: int, tmp_path: Path, newest_orbax: Restorer) -> None:
+    random = np.random.default_rng(seed)
+    dims = {
+        "embed": int(random.integers(1, 20)),
+        "repeats": int(random.integers(1, 12)),
+        "kv_heads": int(random.integers(1, 4)),
+        "head_dim": 2 * int(random.integers(1, 6)),
+        "mlp": int(random.integers(1, 30)),
+        "moe_mlp": int(random.integers(1, 30)),
+        "experts": int(random.integers(1, 9)),
+        "vocab": int(random.integers(1, 40)),
+    }
+    dims["heads"] = dims["kv_heads"] * int(random.integers(1, 4))
+    dtype = ["float32", "bfloat16"][seed % 2]
+    tensors = envy_tensors(dims, hybridnorm=bool(seed % 3), dtype=dtype, seed=seed)
+    chunks = {path: tuple(int(random.integers(1, n + 1)) for n in v.shape) for path, v in tensors.items()}
+    source = write_checkpoint(tmp_path / "step_00000100", tensors, chunks=chunks)
+    run(source, tmp_path / "out", untie=bool(seed & 1), store=STORES[seed // 2 % len(STORES)], jobs=1 + seed % 3)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors, untie=bool(seed & 1)))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_all_zero_chunks_are_stored(store: str, tmp_path: Path, any_orbax: Restorer) -> None:
+    tensors = {path: np.zeros_like(values) for path, values in envy_tensors().items()}
+    source = write_checkpoint(tmp_path / "step_00000100", tensors, chunks={EXPERTS: (2, 1, 12, 10)})
+    run(source, tmp_path / "out", store=store)
+    assert_same_leaves(any_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_signed_zeros_infinities_and_nan_payloads_survive(store: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = envy_tensors()
+    odd = np.array([0x80000000, 0x7FC00001, 0xFF800000, 0x7F800001, 0x00000001], np.uint32).view(np.float32)
+    for path in (EXPERTS, QKV, EMBEDDING):
+        tensors[path] = np.resize(odd, tensors[path].shape)
+    source = write_checkpoint(tmp_path / "step_00000100", tensors)
+    run(source, tmp_path / "out", store=store)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
+
+
+BIG = {**SMALL, "embed": 64, "moe_mlp": 128, "experts": 16, "repeats": 4}
+"""wi_0 has 2 MiB."""
+
+
+@pytest.mark.parametrize("compressor", ["zstd", None])
+def test_an_array_and_a_chunk_far_larger_than_the_budget(
+    compressor: str | None, tmp_path: Path, newest_orbax: Restorer
+) -> None:
+    tensors = envy_tensors(BIG)
+    source = write_checkpoint(tmp_path / "step_00000100", tensors, compressor=compressor)
+    result = run(source, tmp_path / "out", max_memory=512 << 10)
+    task = next(task for task in result.plan.tasks if task.sources[0].path == EXPERTS)
+    assert task.blocking.streamed
+    assert task.sources[0].bytes > 3 * result.plan.options.max_memory
+    assert result.plan.totals.memory <= 512 << 10
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
+
+
+def test_streamed_edge_chunks(tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = envy_tensors(BIG)
+    chunks = {EXPERTS: (3, 7, 50, 128), QKV: (3, 50, 8, 6), OUT: (3, 64, 4, 6)}
+    source = write_checkpoint(tmp_path / "step_00000100", tensors, chunks=chunks)
+    result = run(source, tmp_path / "out", max_memory=512 << 10)
+    assert any(task.blocking.streamed for task in result.plan.tasks)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
+
+
+def test_a_budget_that_no_block_fits(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors(BIG))
+    with pytest.raises(UsageError, match=r"--max-memory 64 bytes is too small: .* give --max-memory 1MiB or more"):
+        run(source, tmp_path / "out", max_memory=64)
+    assert sorted(os.listdir(tmp_path)) == ["step_00000100"]
+
+
+def test_layers_are_told_apart_by_number_not_by_text(tmp_path: Path, newest_orbax: Restorer) -> None:
+    # Twelve repeats: an order by text would put 10 and 11 before 2.
+    tensors = envy_tensors({**SMALL, "repeats": 12})
+    for path, values in tensors.items():
+        if STACK in path:
+            tensors[path] = values * 0 + np.arange(12, dtype=np.float32).reshape(12, *(1,) * (values.ndim - 1))
+    source = write_checkpoint(tmp_path / "step_00000100", tensors)
+    run(source, tmp_path / "out")
+    leaves = newest_orbax.restore(tmp_path / "out")
+    for path, values in leaves.items():
+        if "/layers/" in path:
+            assert np.moveaxis(values, 1, 0).reshape(12, -1)[:, 0].tolist() == list(range(12)), path
+
+
+def test_the_learners_state_is_left_behind_and_counted(converted: Callable[..., Path], tmp_path: Path) -> None:
+    result = run(AXLEARN / "envy-test-inputiter", tmp_path / "out")
+    assert set(result.plan.dropped) == {"optimizer state", "training random key"}
+    assert sum(count for _, count in result.plan.dropped["training random key"]) == 4
+    assert result.plan.others
+    assert result.plan.totals.source_parameters == result.plan.totals.target_parameters == 15064
+    assert result.plan.totals.difference == 0
+
+
+def damaged(tmp_path: Path, path: str, key: str, change: Callable[[bytes], bytes]) -> Path:
+    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors())
+    file = source / "gda" / path / key
+    file.write_bytes(change(file.read_bytes()))
+    return source
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 8 << 10], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(lambda data: data[:-9], "truncated"), (lambda data: b"\0" * len(data), "no zstd"), (lambda d: d + d, "too long")],
+    ids=["truncated", "garbage", "doubled"],
+)
+def test_a_damaged_chunk_stops_everything(
+    change: Callable[[bytes], bytes], reason: str, memory: int, tmp_path: Path
+) -> None:
+    source = damaged(tmp_path, EXPERTS, "0.0.0.0", change)
+    with pytest.raises(SourceError, match=f"{EXPERTS}"):
+        run(source, tmp_path / "out", max_memory=memory)
+    assert sorted(os.listdir(tmp_path)) == ["step_00000100"], reason
+
+
+def test_a_missing_chunk_is_found_before_any_work(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors(), chunks={EXPERTS: (2, 1, 12, 10)})
+    (source / "gda" / EXPERTS / "0.2.0.0").unlink()
+    with pytest.raises(SourceError) as caught:
+        run(source, tmp_path / "out")
+    assert caught.value.details == (f"{EXPERTS}: chunk 0.2.0.0: missing",)
+    assert sorted(os.listdir(tmp_path)) == ["step_00000100"]
+
+
+def test_refused_before_any_work(tmp_path: Path, golden: Callable[[str], Path]) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "mine").write_text("precious")
+    with pytest.raises(DestinationError, match="not empty"):
+        run(golden("envy-test"), target)
+    with pytest.raises(DestinationError, match="--overwrite replaces only"):
+        run(golden("envy-test"), target, overwrite=True)
+    assert (target / "mine").read_text() == "precious"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_overwrite_replaces_a_checkpoint(tmp_path: Path, newest_orbax: Restorer) -> None:
+    run(AXLEARN / "micro-hybrid", tmp_path / "out")
+    run(AXLEARN / "envy-test", tmp_path / "out", overwrite=True)
+    own = newest_orbax.restore(MAXTEXT / "envy-test" / "scanned", plain=False)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), own)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_failed_overwrite_keeps_what_was_there(tmp_path: Path, newest_orbax: Restorer) -> None:
+    run(AXLEARN / "envy-test", tmp_path / "out")
+    source = damaged(tmp_path, EXPERTS, "0.0.0.0", lambda data: data[:-9])
+    with pytest.raises(SourceError):
+        run(source, tmp_path / "out", overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["out", "step_00000100"]
+    own = newest_orbax.restore(MAXTEXT / "envy-test" / "scanned", plain=False)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), own)
+
+
+def test_an_abandoned_work_area_is_taken_over(tmp_path: Path, newest_orbax: Restorer) -> None:
+    stale = tmp_path / f"out{SUFFIX}" / "leaves" / "params.params.token_embedder.embedding"
+    stale.mkdir(parents=True)
+    (stale / "zarr.json").write_text("{}")
+    run(AXLEARN / "envy-test", tmp_path / "out")
+    own = newest_orbax.restore(MAXTEXT / "envy-test" / "scanned", plain=False)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), own)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_require_exact(tmp_path: Path) -> None:
+    with pytest.raises(InexactError) as caught:
+        run(AXLEARN / "micro-hybrid", tmp_path / "out", require_exact=True)
+    assert [line.split(":")[0] for line in caught.value.details] == ["layer 0", "layer 1", "layer 2", "layer 3"]
+    assert os.listdir(tmp_path) == []
+    assert all(entry.exact for entry in run(AXLEARN / "micro-hybrid-qkpair", tmp_path / "out").mismatches)
+
+
+def test_the_source_is_not_touched(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors())
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_nlink) for path in source.rglob("*") if path.is_file()}
+    run(source, tmp_path / "out")
+    after = {path: (path.stat().st_mtime_ns, path.stat().st_nlink) for path in source.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_expected_bytes_cover_what_is_written(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors(BIG))
+    result = run(source, tmp_path / "out", untie=True)
+    chunks = sum(f.stat().st_size for f in (tmp_path / "out").rglob("*") if f.is_file() and "zarr" not in f.name)
+    assert chunks * 0.9 < expected_bytes(result.plan)
