@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.helpers import environments
 from tests.helpers.restorer import Restorer
+
+# No deadline: the machine that runs this may be busy. The same examples each time: a failure is never luck.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 DATA = Path(__file__).parent / "data"
 AXLEARN = DATA / "axlearn"

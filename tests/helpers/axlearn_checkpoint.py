@@ -1,7 +1,7 @@
 """Writes AXLearn-layout checkpoints of any shape and sharding, with nothing but numpy and zstandard.
 
-It shares no code with the converter, so that it can be held against it: `index` as AXLearn's Checkpointer writes it, one
-zarr v2 array a tensor, zstd level 1, edge chunks padded.
+It shares no code with the converter, so that it can be held against it: `index` as AXLearn's Checkpointer writes it,
+one zarr v2 array a tensor, zstd level 1, edge chunks padded.
 """
 
 import itertools
@@ -19,21 +19,23 @@ STACK = "model/decoder/transformer/repeat/layer"
 
 _ZARR_DTYPES = {"float32": "<f4", "float64": "<f8", "int32": "<i4", "uint32": "<u4", "bfloat16": "bfloat16"}
 
+DIMENSIONS = ("embed", "repeats", "heads", "kv_heads", "head_dim", "mlp", "moe_mlp", "experts", "vocab")
+
+
+def dimensions(*values: int) -> dict[str, int]:
+    """A model's dimensions, in the order of DIMENSIONS; `repeats` is half the number of layers."""
+    return dict(zip(DIMENSIONS, values, strict=True))
+
+
 PUBLISHED = {
-    "envy-switch-base": dict(
-        embed=1536, repeats=6, heads=12, kv_heads=12, head_dim=128, mlp=6144, moe_mlp=6144, experts=128, vocab=32768
-    ),
-    "envy-switch-large": dict(
-        embed=2048, repeats=12, heads=16, kv_heads=16, head_dim=128, mlp=8192, moe_mlp=8192, experts=128, vocab=32768
-    ),
-    "envy-switch-xxl": dict(
-        embed=8192, repeats=12, heads=64, kv_heads=8, head_dim=128, mlp=20480, moe_mlp=20480, experts=64, vocab=32768
-    ),
+    "envy-switch-base": dimensions(1536, 6, 12, 12, 128, 6144, 6144, 128, 32768),
+    "envy-switch-large": dimensions(2048, 12, 16, 16, 128, 8192, 8192, 128, 32768),
+    "envy-switch-xxl": dimensions(8192, 12, 64, 8, 128, 20480, 20480, 64, 32768),
 }
 """The published dimensions, as both code bases' configurations give them."""
 
-SMALL = dict(embed=12, repeats=2, heads=4, kv_heads=2, head_dim=6, mlp=20, moe_mlp=10, experts=4, vocab=24)
-"""A model whose dimensions all differ from each other."""
+SMALL = dimensions(12, 2, 4, 2, 6, 20, 10, 4, 24)
+"""A model whose dimensions nearly all differ from each other."""
 
 
 def envy_shapes(dims: Mapping[str, int], *, hybridnorm: bool = True) -> dict[str, tuple[int, ...]]:

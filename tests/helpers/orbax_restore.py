@@ -1,6 +1,6 @@
 """A process that restores checkpoints with Orbax alone. Imports nothing of ax2mt.
 
-Reads JSON requests from stdin, one a line, `{"items": DIR, "out": FILE, "plain": BOOL}`, and answers each with one line:
+Reads JSON requests from stdin, one a line, `{"items": DIR, "out": FILE, "plain": BOOL}`, and answers each with a line:
 `{"leaves": {path: [dtype, shape]}}` with the bytes of all leaves in FILE, one after the other, or `{"error": text}`.
 `plain` restores with no arguments at all; otherwise each leaf is asked for as a numpy array, so that a checkpoint that
 was saved from sharded arrays restores too.

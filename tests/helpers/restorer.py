@@ -26,11 +26,11 @@ class Restorer:
 
     def __init__(self, python: str):
         # -P keeps the project's directory off the path: what is imported by accident is not ours.
-        self.log = tempfile.TemporaryFile("w+")
+        self.folder = tempfile.TemporaryDirectory()
+        self.log = (Path(self.folder.name) / "log").open("w+")
         self.process = subprocess.Popen(
             [python, "-P", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
         )
-        self.folder = tempfile.TemporaryDirectory()
         self.version: str = self._read()["version"]
 
     def restore(self, checkpoint: Path, *, plain: bool = True) -> dict[str, np.ndarray]:
