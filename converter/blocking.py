@@ -16,7 +16,7 @@ from converter.axis_map import AxisMap, Box
 MAX_TARGET_CHUNK = 128 << 20
 """Decoded bytes of the largest chunk we make: whoever restores a part of a leaf reads whole chunks."""
 
-GROUPED_BLOCK = 32 << 20
+GROUPED_BLOCK = 8 << 20
 """Chunks smaller than this are handled several at a time."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from converter import __version__
-from converter.errors import Ax2mtError, UsageError
+from converter.errors import Ax2mtError
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
@@ -25,6 +25,9 @@ StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Step to t
 MappingOption = Annotated[str | None, typer.Option("--mapping", metavar="FILE", help="Your own mapping table.")]
 UntieOption = Annotated[bool, typer.Option("--untie", help="Write the output projection as a leaf of its own.")]
 MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for blocks in flight.")]
+StoreOption = Annotated[str, typer.Option("--store", help="files, ocdbt (one database) or zarr2 (for old readers).")]
+RewriteOption = Annotated[bool, typer.Option("--rewrite", help="Decode and encode every chunk, pass none through.")]
+LinkOption = Annotated[bool, typer.Option("--link", help="Hard-link chunks instead of copying: no checksums.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -37,11 +40,14 @@ def convert(
     untie: UntieOption = False,
     max_memory: MemoryOption = "1GiB",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Blocks in flight, as memory allows.")] = 2,
-    store: Annotated[str, typer.Option("--store", help="files: zarr directories; ocdbt: one database.")] = "files",
+    store: StoreOption = "files",
+    rewrite: RewriteOption = False,
+    link: LinkOption = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change maxtext.yml.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -56,20 +62,19 @@ def convert(
     from converter.plan import Options
     from converter.progress import Bar, Silent
     from converter.report import print_result, result_document
-    from converter.stage import STORES
 
-    if store not in STORES:
-        raise UsageError(f"--store {store}: expected one of {', '.join(STORES)}")
+    options = Options(untie, parse_size(max_memory), store, rewrite, link)
+    options.check()
     request = Request(
         source=source,
         destination=destination,
-        options=Options(untie=untie, max_memory=parse_size(max_memory)),
+        options=options,
         step=step,
         mapping=mapping,
         settings=settings or [],
-        store=store,
         jobs=jobs,
         overwrite=overwrite,
+        fresh=fresh,
         require_exact=require_exact,
     )
     result = run(request, Silent() if quiet else Bar("convert", verbose=verbose))
@@ -83,6 +88,9 @@ def plan(
     mapping: MappingOption = None,
     untie: UntieOption = False,
     max_memory: MemoryOption = "1GiB",
+    store: StoreOption = "files",
+    rewrite: RewriteOption = False,
+    link: LinkOption = False,
     metadata_only: Annotated[
         bool, typer.Option("--metadata-only", help="Chunk files are absent: index and .zarray files are enough.")
     ] = False,
@@ -94,7 +102,7 @@ def plan(
     from converter.report import plan_document, print_plan
     from converter.source import open_source
 
-    options = Options(untie=untie, max_memory=parse_size(max_memory))
+    options = Options(untie, parse_size(max_memory), store, rewrite, link)
     opened = open_source(
         source, step=step, mapping=mapping, options=options.mapping_options, metadata_only=metadata_only
     )
@@ -160,7 +168,9 @@ def run(arguments: list[str]) -> int:
     except Ax2mtError as error:
         return _report(arguments, error.kind, error.message, error.details, error.exit_code)
     except KeyboardInterrupt:
-        return _report(arguments, "interrupted", "interrupted; nothing was left at the destination", (), 130)
+        return _report(
+            arguments, "interrupted", "interrupted; the same command goes on where this one stopped", (), 130
+        )
     except BrokenPipeError:
         return 0
     except Exception as error:

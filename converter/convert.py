@@ -1,21 +1,28 @@
 """A whole conversion, from the user's two paths to a checkpoint in its place."""
 
+import hashlib
 import importlib
+import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from converter import __version__
 from converter.destination import check_destination, check_space, flush, publish
 from converter.errors import DestinationError, InexactError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.maxtext import CONFIG_NAME, config_yaml, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
-from converter.plan import Options, Plan, make_plan
+from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
+from converter.routes import LINK
 from converter.source import Source, open_source
-from converter.stage import Stage
+from converter.stage import Stage, tree_bytes
+from converter.stream import Written, run
+from converter.zarr2 import file_states
 
 REPLACED = "replaced"
 
@@ -31,9 +38,9 @@ class Request:
       step: the wanted step; None for the latest.
       mapping: path of a user's own table, or None.
       settings: `KEY=VALUE` changes of the MaxText configuration.
-      store: how leaves are stored.
       jobs: blocks in flight.
       overwrite: replace a checkpoint that is there.
+      fresh: do not go on with an interrupted run.
       require_exact: refuse weights that stock MaxText cannot compute exactly with.
     """
 
@@ -43,9 +50,9 @@ class Request:
     step: int | None = None
     mapping: str | None = None
     settings: Sequence[str] = ()
-    store: str = "files"
-    jobs: int = 2
+    jobs: int = JOBS
     overwrite: bool = False
+    fresh: bool = False
     require_exact: bool = False
 
 
@@ -57,6 +64,8 @@ class Result:
       plan: what was done.
       destination: absolute path of the checkpoint.
       mismatches: the q/k norm pairs of every layer.
+      written: what the engine did.
+      resumed: whether it went on with an interrupted run.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
       written_bytes: size of all files of the checkpoint.
@@ -66,6 +75,8 @@ class Result:
     plan: Plan
     destination: str
     mismatches: tuple[PairMismatch, ...]
+    written: Written
+    resumed: bool
     seconds: float
     peak_memory: int
     written_bytes: int
@@ -73,10 +84,11 @@ class Result:
 
 
 def convert(request: Request, progress: Progress) -> Result:
-    """Converts a checkpoint.
+    """Converts a checkpoint, or goes on with an interrupted conversion.
 
     Raises:
       Ax2mtError: one of the errors of `errors`; then there is no destination, and what was there before is untouched.
+        After a fault of the destination, and after an interruption, the work area stays for the next run.
     """
     started = time.monotonic()
     reuse_freed_memory()
@@ -86,34 +98,65 @@ def convert(request: Request, progress: Progress) -> Result:
     plan = make_plan(source, request.options)
     config = override_config(plan.config, list(request.settings))
     destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
-    check_space(destination, expected_bytes(plan))
     mismatches = pair_mismatches(source)
     if request.require_exact:
         check_exact(mismatches)
-    stage = Stage(destination, request.store, plan.leaves)
+    stage = Stage(destination, plan.options.store, plan.leaves)
+    keep = False
     try:
-        written = _work(
-            plan, stage, request.jobs, progress, config_yaml(config, _origin(source)), bool(config["scan_layers"])
-        )
+        stage.begin(describe(source, plan, config), fresh=request.fresh)
+        check_space(destination, expected_bytes(plan) - stage.staged_bytes())
+        text = config_yaml(config, _origin(source))
+        written, size = _work(plan, stage, request.jobs, progress, text, bool(config["scan_layers"]))
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
+    except (DestinationError, KeyboardInterrupt):
+        keep = True
+        raise
     finally:
         progress.close()
-        stage.remove()
+        if keep:
+            stage.close()
+        else:
+            stage.remove()
     return Result(
-        plan,
-        destination,
-        mismatches,
-        time.monotonic() - started,
-        peak_resident(),
-        written,
-        train_command(destination),
+        plan=plan,
+        destination=destination,
+        mismatches=mismatches,
+        written=written,
+        resumed=stage.resumed,
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+        written_bytes=size,
+        command=train_command(destination),
     )
+
+
+def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides over the result, for the journal: another value of any of these is another conversion."""
+    files = hashlib.sha256()
+    for name, array in sorted(source.arrays.items()):
+        files.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
+        files.update(repr(sorted(file_states(array))).encode())
+    leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
+    return {
+        "version": __version__,
+        "source": os.path.realpath(plan.source),
+        "step": plan.step,
+        "source files": files.hexdigest()[:16],
+        "mapping": f"{plan.table} {plan.table_digest[:16]}",
+        "store": plan.options.store,
+        "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
+        "untie": plan.options.untie,
+        "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
+        "maxtext.yml": json.loads(json.dumps(config)),
+    }
 
 
 def expected_bytes(plan: Plan) -> int:
     """Bytes that the checkpoint will take on disk; compression is assumed to do as well as in the source."""
-    added = sum(leaf.bytes for task in plan.tasks if task.extra for leaf in task.leaves)
-    return int((plan.totals.stored_bytes or plan.totals.write_bytes) * 1.02) + added
+    linked = {array.path for task in plan.tasks if task.route == LINK for array in task.sources}
+    stored = sum(task.stored_bytes for task in plan.tasks if task.sources[0].path not in linked)
+    return int(stored * 1.02)
 
 
 def check_exact(mismatches: Sequence[PairMismatch]) -> None:
@@ -131,14 +174,14 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
         )
 
 
-def _work(plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, scan_layers: bool) -> int:
-    """Stages all leaves, lets Orbax commit them, and adds the configuration; returns the bytes on disk."""
+def _work(
+    plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, scan_layers: bool
+) -> tuple[Written, int]:
+    """Stages all leaves, lets Orbax commit them, and adds the configuration; returns the bytes on disk as well."""
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
-    from converter.stream import run
-
-    run(plan, stage, progress, jobs=jobs)
+    written = run(plan, stage, progress, jobs=jobs)
     loading.join()
     from converter.orbax import commit
 
@@ -147,15 +190,9 @@ def _work(plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, 
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
         flush(stage.output)
-        return _tree_bytes(stage.output)
+        return written, tree_bytes(stage.output)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
-
-
-def _tree_bytes(path: str) -> int:
-    return sum(
-        os.lstat(os.path.join(directory, name)).st_size for directory, _, files in os.walk(path) for name in files
-    )
 
 
 def _origin(source: Source) -> str:

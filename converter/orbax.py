@@ -48,7 +48,7 @@ def commit(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, A
 def _save(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
     registry = ocp.type_handlers.create_type_handler_registry((_StagedLeaf, _LinkHandler()))
     handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=stage.store == "ocdbt", use_zarr3=True, type_handler_registry=registry
+        use_ocdbt=stage.store == "ocdbt", use_zarr3=stage.store != "zarr2", type_handler_registry=registry
     )
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True)
     with ocp.CheckpointManager(

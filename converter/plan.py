@@ -7,20 +7,27 @@ from typing import Any
 
 from converter.axis_map import AxisMap
 from converter.blocking import Blocking, BlockTooLarge, count_blocks, plan_blocks
+from converter.chunk_codec import FEED_SIZE, can_decode
+from converter.encoding import STORES, Encoding
 from converter.errors import UsageError
 from converter.matching import MatchedRow
 from converter.maxtext import model_config
+from converter.routes import REWRITE, Route, choose_route
 from converter.source import Source
 from converter.zarr2 import ArraySpec
 
 DEFAULT_MEMORY = 1 << 30
+JOBS = 2
+"""Blocks in flight by default; more than two bring nothing on two cores."""
 
-COPIES = 4
-"""Bytes held for each byte of a block on its way: the decoded source, the encoded source or target, the rearranged
-target and the chunk that is being encoded."""
+PASS_MEMORY = 2 * FEED_SIZE
+"""Bytes that copying one chunk takes."""
 
-BASE_MEMORY = 350 << 20
-"""The process itself once jax and orbax are loaded for the commit; not part of the budget."""
+PASS_COPIES = 2
+"""Bytes held for each byte of a chunk that goes into a database: our own and TensorStore's."""
+
+REWRITE_MEMORY = 3 * FEED_SIZE
+"""Bytes that decoding and encoding a block take beside the block: compressed pieces on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +37,31 @@ class Options:
     Attributes:
       untie: write the output projection as a tensor of its own.
       max_memory: bytes that blocks in flight may take together.
+      store: how leaves are stored, see `encoding`.
+      rewrite: decode and encode every chunk, also where it could be passed through.
+      link: hard-link chunks that can be passed through.
     """
 
     untie: bool = False
     max_memory: int = DEFAULT_MEMORY
+    store: str = STORES[0]
+    rewrite: bool = False
+    link: bool = False
+
+    def check(self) -> None:
+        """Refuses options that contradict each other.
+
+        Raises:
+          UsageError: naming both.
+        """
+        if self.store not in STORES:
+            raise UsageError(f"--store {self.store}: expected one of {', '.join(STORES)}")
+        if self.link and self.store != "files":
+            raise UsageError(
+                f"--link makes hard links to chunk files, --store {self.store} has none; use --store files"
+            )
+        if self.link and self.rewrite:
+            raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
 
     @property
     def mapping_options(self) -> frozenset[str]:
@@ -50,6 +78,7 @@ class Leaf:
       shape: elements along each dimension.
       chunks: elements of a chunk along each dimension.
       item_size: bytes of an element.
+      encoding: how its chunks are stored.
     """
 
     path: str
@@ -57,6 +86,7 @@ class Leaf:
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     item_size: int
+    encoding: Encoding
 
     @property
     def elements(self) -> int:
@@ -75,9 +105,10 @@ class Task:
       sources: arrays to read.
       leaves: arrays to write.
       axis_map: how elements move.
-      route: how bytes move; "rewrite" decodes, rearranges and encodes.
-      reason: why not a cheaper route.
-      blocking: how the array is cut.
+      route: how bytes travel, see `routes`.
+      reason: why not by a cheaper route.
+      blocking: how the array is cut; None where whole chunks are passed through.
+      memory: bytes that one block or chunk takes on its way.
       extra: the leaves add parameters that the source does not have (a copy made on request).
       stored_bytes: size of the source's chunk files; 0 where unknown.
       group: heading in reports.
@@ -91,7 +122,8 @@ class Task:
     axis_map: AxisMap
     route: str
     reason: str
-    blocking: Blocking
+    blocking: Blocking | None
+    memory: int
     extra: bool
     stored_bytes: int
     group: str
@@ -100,13 +132,11 @@ class Task:
     target_place: str
 
     @property
-    def memory(self) -> int:
-        """Bytes that one block in flight takes."""
-        return self.blocking.block_bytes * COPIES
-
-    @property
-    def blocks(self) -> int:
-        return count_blocks(self.axis_map, self.blocking.step)
+    def units(self) -> int:
+        """Blocks or chunks that are handled one by one."""
+        if self.blocking is None:
+            return sum(math.prod(array.grid) for array in self.sources)
+        return count_blocks(self.axis_map, self.blocking.group)
 
 
 @dataclass(frozen=True)
@@ -180,14 +210,15 @@ def make_plan(source: Source, options: Options) -> Plan:
     Raises:
       UsageError: the memory budget is too small for some block; the message names the smallest one that works.
     """
+    options.check()
     match = source.match
     tasks: list[Task] = []
     too_small: list[tuple[int, str]] = []
     for row in match.rows:
         try:
             tasks.append(_make_task(row, source, options))
-        except BlockTooLarge as error:
-            too_small.append((error.smallest * COPIES, row.sources[0]))
+        except BudgetTooSmall as error:
+            too_small.append((error.smallest, row.sources[0]))
     if too_small:
         smallest, path = max(too_small)
         raise UsageError(
@@ -214,24 +245,20 @@ def make_plan(source: Source, options: Options) -> Plan:
 def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
-    blocking = plan_blocks(
-        axis_map,
-        [array.chunks for array in arrays],
-        arrays[0].item_size,
-        options.max_memory // COPIES,
-        streamable=len(arrays) == 1 and _streamable(arrays[0]),
-    )
+    route = choose_route(axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link)
+    blocking, chunks, memory = _cut(axis_map, arrays, route, options)
     leaves = tuple(
-        Leaf(path, arrays[0].dtype, shape, chunks, arrays[0].item_size)
-        for path, shape, chunks in zip(row.targets, axis_map.target_shapes, blocking.target_chunks, strict=True)
+        Leaf(path, arrays[0].dtype, shape, chunk, arrays[0].item_size, route.encoding)
+        for path, shape, chunk in zip(row.targets, axis_map.target_shapes, chunks, strict=True)
     )
     return Task(
         sources=arrays,
         leaves=leaves,
         axis_map=axis_map,
-        route="rewrite",
-        reason="",
+        route=route.name,
+        reason=route.reason,
         blocking=blocking,
+        memory=memory,
         extra=bool(row.row.option),
         stored_bytes=sum(source.stored_bytes.get(name, 0) for name in row.sources),
         group=row.row.group,
@@ -241,8 +268,34 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
     )
 
 
-def _streamable(array: ArraySpec) -> bool:
-    return array.order == "C" and (array.compressor is None or array.compressor.get("id") == "zstd")
+class BudgetTooSmall(ValueError):
+    """A task needs more memory than there is; `smallest` is what it needs at least, in bytes."""
+
+    def __init__(self, smallest: int):
+        super().__init__(f"at least {smallest} bytes are needed")
+        self.smallest = smallest
+
+
+def _cut(
+    axis_map: AxisMap, arrays: tuple[ArraySpec, ...], route: Route, options: Options
+) -> tuple[Blocking | None, tuple[tuple[int, ...], ...], int]:
+    """The blocks of a task, the chunk shape of each leaf, and the memory that one unit takes."""
+    permutation = axis_map.axis_permutation()
+    if route.name != REWRITE and permutation is not None:
+        (array,) = arrays
+        memory = PASS_MEMORY if options.store == "files" else PASS_COPIES * array.chunk_bytes + PASS_MEMORY
+        if memory > options.max_memory:
+            raise BudgetTooSmall(memory)
+        return None, (tuple(array.chunks[dim] for dim in permutation),), memory
+    streamable = len(arrays) == 1 and can_decode(arrays[0])
+    copies = 2 + (permutation is None) + (0 if all(map(can_decode, arrays)) else 2) + 2 * (options.store == "ocdbt")
+    limit = (options.max_memory - REWRITE_MEMORY) // copies
+    source_chunks = [array.chunks for array in arrays]
+    try:
+        blocking = plan_blocks(axis_map, source_chunks, arrays[0].item_size, limit, streamable=streamable)
+    except BlockTooLarge as error:
+        raise BudgetTooSmall(error.smallest * copies + REWRITE_MEMORY) from None
+    return blocking, blocking.target_chunks, blocking.block_bytes * copies + REWRITE_MEMORY
 
 
 def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:
@@ -254,5 +307,5 @@ def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:
         read_bytes=sum(array.bytes for task in tasks for array in task.sources),
         write_bytes=sum(leaf.bytes for task in tasks for leaf in task.leaves),
         stored_bytes=sum(task.stored_bytes for task in own),
-        memory=min(budget, sum(sorted(task.memory for task in tasks for _ in range(min(task.blocks, 4)))[-4:])),
+        memory=min(budget, sum(sorted(task.memory for task in tasks for _ in range(min(task.units, JOBS)))[-JOBS:])),
     )

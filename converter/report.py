@@ -215,8 +215,8 @@ def _task_document(task: Task) -> dict[str, Any]:
         "group": task.group,
         "note": task.note,
         "added": task.extra,
-        "blocks": task.blocks,
-        "block_bytes": task.blocking.block_bytes,
+        "units": task.units,
+        "memory": task.memory,
         "stored_bytes": task.stored_bytes,
         "sources": [
             {"path": s.path, "shape": list(s.shape), "dtype": s.dtype, "chunks": list(s.chunks), "bytes": s.bytes}
@@ -239,9 +239,13 @@ def _plan_rows(table: Table, task: Task) -> None:
             Text(_below(leaf.path, task.target_place)) if leaf else "",
             shape_text(leaf.shape) if leaf else "",
             leaf.dtype if leaf else "",
-            task.route if number == 0 else "",
+            _route_text(task) if number == 0 else "",
             format_size(leaf.bytes) if leaf else "",
         )
+
+
+def _route_text(task: Task) -> str:
+    return f"{task.route} ({task.reason})" if task.reason else task.route
 
 
 def _below(path: str, place: str) -> str:

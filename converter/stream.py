@@ -1,42 +1,70 @@
-"""Runs a plan: reads, rearranges and writes block after block, several in flight, under a memory budget."""
+"""Runs a plan: block after block and chunk after chunk, several in flight, under a memory budget."""
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
-import numpy as np
-import tensorstore as ts
-
-from converter.axis_map import Box
-from converter.blocking import Span, block_map, blocks, groups, source_box, target_box
-from converter.chunk_stream import slabs
-from converter.errors import Ax2mtError, DestinationError, SourceError
+from converter.chunk_copy import copy_chunk, link_chunk, target_index
+from converter.leaf_store import LeafStore
 from converter.memory import ByteBudget
 from converter.plan import Plan, Task
 from converter.progress import Progress
+from converter.rewrite import Rewriter
+from converter.routes import LINK
 from converter.stage import Stage
-from converter.zarr2 import ArraySpec, open_spec
-from converter.zarr3 import write_spec
+
+Unit = Callable[[], int]
+"""Does a piece of work; returns the decoded bytes of the leaves that it finished."""
 
 
-def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
+@dataclass
+class Counts:
+    """What an engine has done.
+
+    Attributes:
+      decoded: source chunks that were decoded.
+      encoded: target chunks that were encoded.
+      passed: chunks that were copied or linked as they are.
+      kept: units of work that an interrupted run had already done.
+    """
+
+    decoded: int = 0
+    encoded: int = 0
+    passed: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outcome of a run.
+
+    Attributes:
+      digests: leaf path to chunk index to the digest of the chunk as stored; chunks that were linked have none.
+      counts: what was done.
+      peak_in_flight: bytes of the budget that were in use at most.
+    """
+
+    digests: dict[str, dict[tuple[int, ...], int]]
+    counts: Counts
+    peak_in_flight: int
+
+
+def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> Written:
     """Writes all leaves of a plan into a stage.
 
     Args:
       plan: the work.
-      stage: an empty stage for the plan's leaves.
-      progress: told of each block and each finished leaf.
-      jobs: how many blocks may be in flight, as far as the plan's memory budget lets them.
+      stage: a stage that was begun for this plan; what it holds already is checked and kept.
+      progress: told of each unit of work and each finished leaf.
+      jobs: how many units may be in flight, as far as the plan's memory budget lets them.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
-    engine = _Engine(plan, stage, progress)
     progress.start(len(plan.leaves), plan.totals.write_bytes)
-    engine.run(jobs)
+    return _Engine(plan, stage, progress).run(jobs)
 
 
 class _Engine:
@@ -45,167 +73,104 @@ class _Engine:
         self.stage = stage
         self.progress = progress
         self.budget = ByteBudget(plan.options.max_memory)
-        self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        self.counts = Counts()
+        self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.work = self._units()
 
-    def run(self, jobs: int) -> None:
+    def run(self, jobs: int) -> Written:
+        futures: list[Future[None]] = []
         with ThreadPoolExecutor(jobs, "ax2mt") as pool:
-            futures = [pool.submit(self._worker) for _ in range(jobs)]
             try:
+                futures = [pool.submit(self._worker) for _ in range(jobs)]
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 self.stop.set()
         for future in futures:
             future.result()
+        return Written(self.digests, self.counts, self.budget.peak)
 
     def _worker(self) -> None:
         try:
             while not self.stop.is_set():
                 with self.lock:
-                    unit = next(self.work, None)
-                if unit is None:
+                    job = next(self.work, None)
+                if job is None:
                     return
-                unit()
+                self._do(*job)
         except BaseException:
             self.stop.set()
             raise
 
-    def _units(self) -> Iterator[Callable[[], None]]:
-        """All work in order, made only as it is asked for."""
+    def _do(self, work: "_TaskWork", unit: Unit) -> None:
+        with self.budget.hold(work.task.memory):
+            work.open(self.stage)
+            done = unit()
+        self.progress.advance(done)
+        with self.lock:
+            work.open_units -= 1
+            if work.open_units:
+                return
+            for store in work.stores:
+                self.digests[store.leaf.path] = store.digests
+        for leaf in work.task.leaves:
+            self.progress.leaf_done(leaf.path)
+
+    def _units(self) -> "Iterator[tuple[_TaskWork, Unit]]":
+        """All work in the order of the model; made only as it is asked for."""
         for task in self.plan.tasks:
-            mover = _Mover(task, self)
-            for group in groups(task.axis_map, task.blocking):
-                yield lambda mover=mover, group=group: mover.move_group(group)
+            work = _TaskWork(task)
+            units = self._rewrite_units(work) if task.blocking else self._pass_units(work)
+            for unit in units:
+                yield work, unit
+
+    def _pass_units(self, work: "_TaskWork") -> Iterator[Unit]:
+        (array,) = work.task.sources
+        (leaf,) = work.task.leaves
+        move = link_chunk if work.task.route == LINK else copy_chunk
+
+        def unit(index: tuple[int, ...]) -> int:
+            (store,) = work.stores
+            kept = self.stage.resumed and store.has_chunk(target_index(index, leaf.encoding.order))
+            if not kept:
+                move(array, index, store)
+            self._count(kept=kept, passed=not kept)
+            return array.clipped_bytes(index)
+
+        for index in array.chunk_indices():
+            yield lambda index=index: unit(index)
+
+    def _rewrite_units(self, work: "_TaskWork") -> Iterator[Unit]:
+        rewriter = Rewriter(work.task, self.stop)
+
+        def unit(group: dict[str, tuple[int, int]]) -> int:
+            kept = self.stage.resumed and rewriter.is_done(group, work.stores)
+            decoded, encoded = (0, 0) if kept else rewriter.rewrite(group, work.stores, keep=self.stage.resumed)
+            self._count(kept=kept, decoded=decoded, encoded=encoded)
+            return rewriter.target_bytes(group)
+
+        for group in rewriter.groups():
+            yield lambda group=group: unit(group)
+
+    def _count(self, *, kept: int = 0, passed: int = 0, decoded: int = 0, encoded: int = 0) -> None:
+        with self.lock:
+            self.counts.kept += kept
+            self.counts.passed += passed
+            self.counts.decoded += decoded
+            self.counts.encoded += encoded
 
 
-class _Mover:
-    """Moves the blocks of one task; its arrays are opened when the first block comes."""
+class _TaskWork:
+    """A task that is under way; its leaves are opened when its first unit begins."""
 
-    def __init__(self, task: Task, engine: _Engine):
+    def __init__(self, task: Task):
         self.task = task
-        self.engine = engine
-        self.lock = threading.Lock()
-        self.open_units = sum(1 for _ in groups(task.axis_map, task.blocking))
-        self._readers: list[Any] = []
-        self._writers: list[Any] = []
+        self.open_units = task.units
+        self.stores: list[LeafStore] = []
+        self._lock = threading.Lock()
 
-    def move_group(self, group: Span) -> None:
-        with self.engine.budget.hold(self.task.memory):
-            self._open()
-            if self.task.blocking.streamed:
-                self._move_streamed(group)
-            else:
-                boxes = [source_box(self.task.axis_map, group, i) for i in range(len(self.task.sources))]
-                arrays = [
-                    _read(reader, array, box)
-                    for reader, array, box in zip(self._readers, self.task.sources, boxes, strict=True)
-                ]
-                self._write(group, arrays)
-        with self.lock:
-            self.open_units -= 1
-            finished = self.open_units == 0
-        if finished:
-            self._readers, self._writers = [], []
-            for leaf in self.task.leaves:
-                self.engine.progress.leaf_done(leaf.path)
-
-    def _open(self) -> None:
-        with self.lock:
-            if self._writers:
-                return
-            context = self.engine.context
-            if not self.task.blocking.streamed:
-                self._readers = [_open_reader(array, context) for array in self.task.sources]
-            for leaf in self.task.leaves:
-                spec = write_spec(leaf, self.engine.stage.kvstore(leaf))
-                try:
-                    self._writers.append(ts.open(spec, create=True, context=context).result())
-                except ValueError as error:
-                    raise _write_error(leaf.path, error) from None
-
-    def _move_streamed(self, group: Span) -> None:
-        (array,) = self.task.sources
-        parts = _chunks_of(array, source_box(self.task.axis_map, group, 0))
-        step = {axis.source_dims[0]: self.task.blocking.step[axis.name] for axis in self.task.axis_map.free_axes}
-        slab = tuple(min(step.get(dim, length), length) for dim, length in enumerate(array.chunks))
-        streams = [slabs(array, chunk, slab) for chunk in parts]
-        todo = blocks(group, self.task.blocking)
-        span = next(todo, None)
-        for pieces in zip(*streams, strict=True):
-            box = source_box(self.task.axis_map, span, 0) if span else ()
-            offset = pieces[0][0]
-            at = tuple(n * length + o for n, length, o in zip(parts[0], array.chunks, offset, strict=True))
-            if span is None or any(at[dim] != box[dim][0] for dim in step):
-                continue
-            block = _assemble(array, box, parts, pieces)
-            self._write(span, [block])
-            span = next(todo, None)
-            if self.engine.stop.is_set():
-                return
-
-    def _write(self, span: Span, arrays: Sequence[np.ndarray]) -> None:
-        targets = block_map(self.task.axis_map, span).forward(arrays)
-        pending = []
-        for number, (writer, values) in enumerate(zip(self._writers, targets, strict=True)):
-            region = _slices(target_box(self.task.axis_map, span, number))
-            pending.append(writer[region].write(values, can_reference_source_data_indefinitely=True))
-        for leaf, future in zip(self.task.leaves, pending, strict=True):
-            try:
-                future.result()
-            except ValueError as error:
-                raise _write_error(leaf.path, error) from None
-        self.engine.progress.advance(sum(values.nbytes for values in targets))
-
-
-def _open_reader(array: ArraySpec, context: ts.Context) -> Any:
-    try:
-        return ts.open(open_spec(array), read=True, context=context).result()
-    except ValueError as error:
-        raise SourceError(f"{array.path}: cannot be opened: {_reason(error)}") from None
-
-
-def _read(reader: Any, array: ArraySpec, box: Box) -> np.ndarray:
-    try:
-        return reader[_slices(box)].read().result()
-    except ValueError as error:
-        raise SourceError(f"{array.path}: a chunk cannot be read: {_reason(error)}") from None
-
-
-def _chunks_of(array: ArraySpec, box: Box) -> list[tuple[int, ...]]:
-    """Grid indices of the chunks that a chunk-aligned box covers."""
-    ranges = [range(low // n, -(-high // n)) for (low, high), n in zip(box, array.chunks, strict=True)]
-    return list(itertools.product(*ranges))
-
-
-def _assemble(
-    array: ArraySpec,
-    box: Box,
-    parts: Sequence[tuple[int, ...]],
-    pieces: Sequence[tuple[tuple[int, ...], np.ndarray]],
-) -> np.ndarray:
-    """Puts the slabs of neighbouring chunks together and cuts off the padding of edge chunks."""
-    shape = tuple(high - low for low, high in box)
-    if len(pieces) == 1:
-        return pieces[0][1][tuple(slice(0, length) for length in shape)]
-    block = np.empty(shape, pieces[0][1].dtype)
-    for chunk, (offset, values) in zip(parts, pieces, strict=True):
-        start = [n * c + o - low for n, c, o, (low, _) in zip(chunk, array.chunks, offset, box, strict=True)]
-        size = [min(length, total - at) for length, total, at in zip(values.shape, shape, start, strict=True)]
-        place = tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))
-        block[place] = values[tuple(slice(0, length) for length in size)]
-    return block
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(low, high) for low, high in box)
-
-
-def _reason(error: Exception) -> str:
-    """TensorStore's message without its source locations."""
-    return str(error).split(" [source locations")[0].split("\n")[0]
-
-
-def _write_error(path: str, error: Exception) -> Ax2mtError:
-    return DestinationError(f"{path}: cannot be written: {_reason(error)}")
+    def open(self, stage: Stage) -> None:
+        with self._lock:
+            if not self.stores:
+                self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]

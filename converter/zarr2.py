@@ -79,10 +79,14 @@ class ArraySpec:
         """Chunks along each dimension."""
         return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
 
-    def chunk_keys(self) -> Iterator[str]:
-        """Names of all chunk files."""
-        for index in itertools.product(*map(range, self.grid)):
-            yield chunk_key(index)
+    def clipped_bytes(self, index: tuple[int, ...]) -> int:
+        """Decoded bytes of a chunk without an edge chunk's padding."""
+        lengths = (min(c, n - i * c) for i, c, n in zip(index, self.chunks, self.shape, strict=True))
+        return math.prod(lengths) * self.item_size
+
+    def chunk_indices(self) -> Iterator[tuple[int, ...]]:
+        """Places of all chunks in the grid."""
+        return itertools.product(*map(range, self.grid))
 
 
 def chunk_key(index: tuple[int, ...]) -> str:
@@ -174,11 +178,19 @@ def audit_chunks(array: ArraySpec) -> Audit:
             findings.add(f"chunk {entry.name}: {problem}")
     missing = math.prod(array.grid) - len(present)
     if missing:
-        names = itertools.islice((key for key in array.chunk_keys() if key not in present), MAX_FINDINGS)
+        names = itertools.islice(
+            (key for key in map(chunk_key, array.chunk_indices()) if key not in present), MAX_FINDINGS
+        )
         for name in names:
             findings.add(f"chunk {name}: missing")
         findings.more(missing - MAX_FINDINGS)
     return Audit(tuple(findings.lines()), stored)
+
+
+def file_states(array: ArraySpec) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each of an array's files: what shows that a source is not the same any more."""
+    with os.scandir(array.directory) as entries:
+        return [(entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
 
 
 class _Findings:

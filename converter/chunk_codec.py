@@ -1,0 +1,127 @@
+"""Decodes and encodes single chunks in as little memory and as few copies as possible.
+
+TensorStore would do, at twice the CPU time and three times the memory (BENCHMARKS.md): here a chunk is decoded straight
+into the block it belongs to, and encoded piece by piece into its file. Chunks that are compressed with something else
+than zstd are left to TensorStore (see `block_reader`).
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from converter.errors import SourceError
+from converter.zarr2 import ArraySpec, chunk_key
+
+READ_SIZE = 1 << 20
+FEED_SIZE = 4 << 20
+MAX_WINDOW = 1 << 27
+"""zstd's window for the levels that AXLearn uses is at most 8 MiB; a frame that asks for more than this is refused."""
+
+
+def can_decode(array: ArraySpec) -> bool:
+    """Whether chunks of this array can be decoded here, also piece by piece."""
+    return array.order == "C" and (array.compressor is None or array.compressor.get("id") == "zstd")
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """numpy's dtype for a dtype name; the ones numpy lacks come from ml_dtypes."""
+    if name in ("bfloat16", "int4", "uint4") or name.startswith("float8"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def decode_chunk(array: ArraySpec, index: tuple[int, ...], out: np.ndarray | None = None) -> np.ndarray:
+    """Decodes a whole chunk.
+
+    Args:
+      array: the array.
+      index: the chunk's place in the grid.
+      out: a C-contiguous array of the chunk's shape to decode into, or None for a new one.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    ((_, values),) = slabs(array, index, array.chunks, out)
+    return values
+
+
+def slabs(
+    array: ArraySpec, index: tuple[int, ...], slab: tuple[int, ...], out: np.ndarray | None = None
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """Decodes a chunk once, from front to back, as slabs along its slowest axes.
+
+    A chunk that is larger than memory can be handled so: a zstd frame decodes as a stream, and a slab is one run of
+    the decoded bytes.
+
+    Args:
+      array: the array.
+      index: the chunk's place in the grid.
+      slab: shape of a slab: 1 along the slowest dimensions, a divisor of the chunk's length along one, and whole along
+        the rest.
+      out: a C-contiguous array of the slab's shape to use for every slab, or None for a new one each time.
+
+    Yields:
+      The slab's offset inside the chunk, and its elements; slabs in an edge chunk's padding too.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    where = f"{array.path}: chunk {chunk_key(index)}"
+    file = os.path.join(array.directory, chunk_key(index))
+    dtype = storage_dtype(array.dtype)
+    try:
+        with open(file, "rb", buffering=0) as raw:
+            stream = _decoder(array, raw)
+            steps = (range(0, length, step) for length, step in zip(array.chunks, slab, strict=True))
+            for offset in itertools.product(*steps):
+                values = np.empty(slab, dtype) if out is None else out
+                _fill(stream, values, where)
+                yield offset, values
+            if stream.read(1):
+                raise SourceError(f"{where}: holds more than its {array.chunk_bytes} bytes")
+    except OSError as error:
+        raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
+    except zstandard.ZstdError as error:
+        raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+
+
+def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink: Callable[[Any], None]) -> None:
+    """Encodes a chunk piece by piece.
+
+    Args:
+      values: the chunk, C-contiguous and of the chunk's full shape.
+      level: zstd's level; None for raw bytes.
+      checksum: write zstd's own checksum into the frame.
+      sink: gets the encoded bytes in order.
+    """
+    data = values.reshape(-1).view(np.uint8).data
+    if level is None:
+        sink(data)
+        return
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum).compressobj(size=len(data))
+    for start in range(0, len(data), FEED_SIZE):
+        sink(compressor.compress(data[start : start + FEED_SIZE]))
+    sink(compressor.flush())
+
+
+def _decoder(array: ArraySpec, raw: Any) -> Any:
+    if array.compressor is None:
+        return raw
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    return decompressor.stream_reader(raw, read_size=READ_SIZE, read_across_frames=True)
+
+
+def _fill(stream: Any, values: np.ndarray, where: str) -> None:
+    view = values.reshape(-1).view(np.uint8).data
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done : done + FEED_SIZE])
+        if not count:
+            raise SourceError(f"{where}: ends too early; the file is truncated or is not the chunk of this array")
+        done += count

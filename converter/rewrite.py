@@ -1,0 +1,149 @@
+"""The rewrite route: blocks are decoded, rearranged and encoded; each source chunk once, each target chunk once."""
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from converter import blocking
+from converter.axis_map import Box
+from converter.block_reader import BlockReader, chunks_in, place, slices
+from converter.blocking import Span, source_box, target_box
+from converter.chunk_codec import encode_chunk, slabs
+from converter.leaf_store import LeafStore
+from converter.plan import Leaf, Task
+
+
+class Rewriter:
+    """Rewrites the blocks of one task; safe to use from several threads."""
+
+    def __init__(self, task: Task, stop: threading.Event):
+        """Prepares a task that the plan has cut into blocks; `stop` ends a long group early."""
+        assert task.blocking is not None
+        self.task = task
+        self.blocking = task.blocking
+        self.stop = stop
+        self._readers: list[BlockReader] = []
+        self._lock = threading.Lock()
+
+    def groups(self) -> Iterator[Span]:
+        """The units of work."""
+        return blocking.groups(self.task.axis_map, self.blocking)
+
+    def target_bytes(self, group: Span) -> int:
+        """Decoded bytes of the leaves that a group fills."""
+        boxes = (target_box(self.task.axis_map, group, number) for number in range(len(self.task.leaves)))
+        elements = sum(math.prod(high - low for low, high in box) for box in boxes)
+        return elements * self.task.leaves[0].item_size
+
+    def is_done(self, group: Span, stores: Sequence[LeafStore]) -> bool:
+        """Whether an earlier run stored all chunks of a group whole."""
+        for number, store in enumerate(stores):
+            box = target_box(self.task.axis_map, group, number)
+            if not all(store.has_chunk(index) for index in leaf_chunks(store.leaf, box)):
+                return False
+        return True
+
+    def rewrite(self, group: Span, stores: Sequence[LeafStore], *, keep: bool) -> tuple[int, int]:
+        """Rewrites one group.
+
+        Args:
+          group: the unit of work.
+          stores: where the leaves go.
+          keep: leave chunks alone that are there already and whole.
+
+        Returns:
+          How many chunks were decoded, and how many were encoded.
+
+        Raises:
+          SourceError: a source chunk cannot be read or decoded.
+          DestinationError: a target chunk cannot be written.
+        """
+        axis_map = self.task.axis_map
+        boxes = [source_box(axis_map, group, number) for number in range(len(self.task.sources))]
+        decoded = sum(len(chunks_in(array, box)) for array, box in zip(self.task.sources, boxes, strict=True))
+        if self.blocking.streamed:
+            return decoded, sum(self._encode(span, [block], stores, keep) for span, block in self._slabs(group))
+        arrays = [reader.read(box) for reader, box in zip(self._open_readers(), boxes, strict=True)]
+        return decoded, self._encode(group, arrays, stores, keep)
+
+    def _open_readers(self) -> list[BlockReader]:
+        with self._lock:
+            if not self._readers:
+                self._readers = [BlockReader(array) for array in self.task.sources]
+            return self._readers
+
+    def _encode(self, span: Span, arrays: Sequence[np.ndarray], stores: Sequence[LeafStore], keep: bool) -> int:
+        """Encodes all target chunks of a block; returns how many."""
+        targets = blocking.block_map(self.task.axis_map, span).forward(arrays)
+        count = 0
+        for number, (store, values) in enumerate(zip(stores, targets, strict=True)):
+            box = target_box(self.task.axis_map, span, number)
+            for index in leaf_chunks(store.leaf, box):
+                if keep and store.has_chunk(index):
+                    continue
+                _store_chunk(store, index, _cut_chunk(store.leaf, index, box, values))
+                count += 1
+        return count
+
+    def _slabs(self, group: Span) -> Iterator[tuple[Span, np.ndarray]]:
+        """The blocks of chunks that are decoded as streams, with the padding of edge chunks cut off."""
+        (array,) = self.task.sources
+        axis_map = self.task.axis_map
+        chunks = chunks_in(array, source_box(axis_map, group, 0))
+        steps = {axis.source_dims[0]: self.blocking.step[axis.name] for axis in axis_map.free_axes}
+        slab = tuple(min(steps.get(dim, length), length) for dim, length in enumerate(array.chunks))
+        spans = blocking.blocks(group, self.blocking)
+        span = next(spans, None)
+        for parts in zip(*(slabs(array, chunk, slab) for chunk in chunks), strict=True):
+            if self.stop.is_set():
+                return
+            if span is None:
+                continue  # padding at the end of an edge chunk; decoded to the end so that nothing can hide there
+            box = source_box(axis_map, span, 0)
+            starts = [
+                [n * length + o - low for n, length, o, (low, _) in zip(chunk, array.chunks, offset, box, strict=True)]
+                for chunk, (offset, _) in zip(chunks, parts, strict=True)
+            ]
+            if any(starts[0][dim] for dim in steps):
+                continue
+            yield span, _join(box, starts, [values for _, values in parts])
+            span = next(spans, None)
+
+
+def leaf_chunks(leaf: Leaf, box: Box) -> Iterator[tuple[int, ...]]:
+    """Grid indices of a leaf's chunks in a chunk-aligned box."""
+    ranges = [range(low // n, -(-high // n)) for (low, high), n in zip(box, leaf.chunks, strict=True)]
+    return itertools.product(*ranges)
+
+
+def _join(box: Box, starts: Sequence[list[int]], parts: Sequence[np.ndarray]) -> np.ndarray:
+    shape = tuple(high - low for low, high in box)
+    if len(parts) == 1:
+        return parts[0][tuple(slice(0, length) for length in shape)]
+    block = np.empty(shape, parts[0].dtype)
+    for start, values in zip(starts, parts, strict=True):
+        place(block, start, values)
+    return block
+
+
+def _cut_chunk(leaf: Leaf, index: tuple[int, ...], box: Box, values: np.ndarray) -> np.ndarray:
+    """One chunk of a block, C-contiguous; an edge chunk is filled up with zeros."""
+    region = [
+        (number * length - low, min((number + 1) * length, high) - low)
+        for number, length, (low, high) in zip(index, leaf.chunks, box, strict=True)
+    ]
+    part = values[slices(tuple(region))]
+    if part.shape == leaf.chunks:
+        return np.ascontiguousarray(part)
+    chunk = np.zeros(leaf.chunks, values.dtype)
+    chunk[tuple(slice(0, length) for length in part.shape)] = part
+    return chunk
+
+
+def _store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
+    encoding = store.leaf.encoding
+    frame_checksum = encoding.checksum and not encoding.crc32c
+    store.store_chunk(index, lambda write: encode_chunk(chunk, encoding.level, checksum=frame_checksum, sink=write))
