@@ -74,13 +74,13 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     from converter.plan import Options
     from converter.progress import Silent
 
-    done: dict[tuple[str, bool, str], Path] = {}
+    done: dict[tuple[str, Options], Path] = {}
 
-    def run(name: str, *, untie: bool = False, store: str = "files") -> Path:
-        key = (name, untie, store)
+    def run(name: str, **options: Any) -> Path:
+        key = (name, Options(**options))
         if key not in done:
             target = tmp_path_factory.mktemp("converted") / "out"
-            convert(Request(str(AXLEARN / name), str(target), Options(untie=untie), store=store), Silent())
+            convert(Request(str(AXLEARN / name), str(target), key[1]), Silent())
             done[key] = target
         return done[key]
 
