@@ -156,7 +156,7 @@ def test_find_mapping(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(VALID)
     assert find_mapping("envy").path == table_path("envy")
     assert find_mapping(str(tmp_path / "own.toml")).name == "tiny"
-    with pytest.raises(MappingError, match="no mapping 'enyv': bundled are .*envy"):
+    with pytest.raises(MappingError, match=r"no mapping 'enyv': bundled are .*envy"):
         find_mapping("enyv")
 
 
