@@ -1,4 +1,4 @@
-"""`python -m converter`: the same as the console script `ax2mt`."""
+"""`python -m converter` is `ax2mt`."""
 
 from converter.cli import main
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from converter.errors import SourceError
 from converter.zarr2 import ArraySpec, dtype_name, read_array
 
-MAX_INDEX_BYTES = 64 << 20
-"""An index of 100,000 tensors takes 20 MB; a larger file is not an index."""
+MAX_INDEX_BYTES = 16 << 20
+"""An index of 100,000 tensors takes 13 MB; a larger file is not an index."""
 
 MAX_DIMENSIONS = 32
 

@@ -8,6 +8,7 @@ than zstd are left to TensorStore (see `block_reader`).
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,22 +74,31 @@ def slabs(
       SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
     """
     where = f"{array.path}: chunk {chunk_key(index)}"
-    file = os.path.join(array.directory, chunk_key(index))
     dtype = storage_dtype(array.dtype)
-    try:
-        with open(file, "rb", buffering=0) as raw:
-            stream = _decoder(array, raw)
-            steps = (range(0, length, step) for length, step in zip(array.chunks, slab, strict=True))
-            for offset in itertools.product(*steps):
-                values = np.empty(slab, dtype) if out is None else out
-                _fill(stream, values, where)
-                yield offset, values
-            if stream.read(1):
-                raise SourceError(f"{where}: holds more than its {array.chunk_bytes} bytes")
-    except OSError as error:
-        raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
-    except zstandard.ZstdError as error:
-        raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+    with _open_stream(array, index, where) as stream:
+        steps = (range(0, length, step) for length, step in zip(array.chunks, slab, strict=True))
+        for offset in itertools.product(*steps):
+            values = np.empty(slab, dtype) if out is None else out
+            _fill(stream, values, where)
+            yield offset, values
+        _expect_end(stream, array, where)
+
+
+def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
+    """Decodes a chunk in little memory, only to see that it can be decoded.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    where = f"{array.path}: chunk {chunk_key(index)}"
+    scratch = np.empty(FEED_SIZE, np.uint8)
+    with _open_stream(array, index, where) as stream:
+        rest = array.chunk_bytes
+        while rest:
+            piece = scratch[: min(rest, FEED_SIZE)]
+            _fill(stream, piece, where)
+            rest -= len(piece)
+        _expect_end(stream, array, where)
 
 
 def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink: Callable[[Any], None]) -> None:
@@ -110,11 +120,26 @@ def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink:
     sink(compressor.flush())
 
 
-def _decoder(array: ArraySpec, raw: Any) -> Any:
-    if array.compressor is None:
-        return raw
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-    return decompressor.stream_reader(raw, read_size=READ_SIZE, read_across_frames=True)
+@contextmanager
+def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterator[Any]:
+    """The decoded bytes of a chunk as a stream; faults of reading and decoding become errors that name the chunk."""
+    file = os.path.join(array.directory, chunk_key(index))
+    try:
+        with open(file, "rb", buffering=0) as raw:
+            if array.compressor is None:
+                yield raw
+                return
+            decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+            yield decompressor.stream_reader(raw, read_size=READ_SIZE, read_across_frames=True)
+    except OSError as error:
+        raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
+    except zstandard.ZstdError as error:
+        raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+
+
+def _expect_end(stream: Any, array: ArraySpec, where: str) -> None:
+    if stream.read(1):
+        raise SourceError(f"{where}: holds more than its {array.chunk_bytes} bytes")
 
 
 def _fill(stream: Any, values: np.ndarray, where: str) -> None:

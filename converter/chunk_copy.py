@@ -5,11 +5,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from converter.chunk_codec import FEED_SIZE
 from converter.errors import SourceError
 from converter.leaf_store import LeafStore
 from converter.zarr2 import ArraySpec, chunk_key
 from converter.zstd_frame import check_frame
+
+COPY_SIZE = 1 << 20
+"""Small enough that what was read is still in the processor's cache when it is summed and written."""
 
 
 def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -35,7 +37,7 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
         size = os.fstat(descriptor).st_size
 
         def fill(write: Callable[[Any], None]) -> None:
-            _copy(descriptor, size, size if store.needs_whole_chunks else FEED_SIZE, write, where)
+            _copy(descriptor, size, size if store.needs_whole_chunks else COPY_SIZE, write, where)
             _check(array, descriptor, size, where)
 
         store.store_chunk(target_index(index, store.leaf.encoding.order), fill)
@@ -73,16 +75,17 @@ def _open(array: ArraySpec, index: tuple[int, ...], where: str) -> int:
 
 
 def _copy(descriptor: int, size: int, piece: int, write: Callable[[Any], None], where: str) -> None:
+    buffer = memoryview(bytearray(piece))
     done = 0
     while done < size:
         try:
-            data = os.read(descriptor, piece)
+            count = os.readv(descriptor, [buffer])
         except OSError as error:
             raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
-        if not data:
+        if not count:
             raise SourceError(f"{where}: became shorter while it was read ({done} of {size} bytes)")
-        done += len(data)
-        write(data)
+        done += count
+        write(buffer[:count])
     if os.fstat(descriptor).st_size != size:
         raise SourceError(f"{where}: changed its size while it was read")
 

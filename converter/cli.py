@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints. Heavy imports happen inside the commands, so that --help is quick."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -48,6 +49,7 @@ def convert(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -75,6 +77,7 @@ def convert(
         jobs=jobs,
         overwrite=overwrite,
         fresh=fresh,
+        check=check,
         require_exact=require_exact,
     )
     result = run(request, Silent() if quiet else Bar("convert", verbose=verbose))
@@ -163,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
+    # A job scheduler's SIGTERM is a clean stop, like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(arguments, standalone_mode=False)
     except Ax2mtError as error:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter import __version__
+from converter.axlearn import is_committed
 from converter.destination import check_destination, check_space, flush, publish
-from converter.errors import DestinationError, InexactError
+from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.maxtext import CONFIG_NAME, config_yaml, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
@@ -20,7 +21,7 @@ from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.routes import LINK
 from converter.source import Source, open_source
-from converter.stage import Stage, tree_bytes
+from converter.stage import Stage, finish_published, tree_bytes
 from converter.stream import Written, run
 from converter.zarr2 import file_states
 
@@ -41,6 +42,7 @@ class Request:
       jobs: blocks in flight.
       overwrite: replace a checkpoint that is there.
       fresh: do not go on with an interrupted run.
+      check: decode every chunk, also those that are passed through as they are.
       require_exact: refuse weights that stock MaxText cannot compute exactly with.
     """
 
@@ -53,6 +55,7 @@ class Request:
     jobs: int = JOBS
     overwrite: bool = False
     fresh: bool = False
+    check: bool = False
     require_exact: bool = False
 
 
@@ -97,18 +100,43 @@ def convert(request: Request, progress: Progress) -> Result:
     )
     plan = make_plan(source, request.options)
     config = override_config(plan.config, list(request.settings))
-    destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
+    conversion = describe(source, plan, config)
     mismatches = pair_mismatches(source)
     if request.require_exact:
         check_exact(mismatches)
+    if finish_published(request.destination, conversion):
+        destination, written, resumed = os.path.abspath(os.path.expanduser(request.destination)), Written(), True
+    else:
+        destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
+        written, resumed = _stage_and_publish(request, source, plan, destination, conversion, progress)
+    return Result(
+        plan=plan,
+        destination=destination,
+        mismatches=mismatches,
+        written=written,
+        resumed=resumed,
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+        written_bytes=tree_bytes(destination),
+        command=train_command(destination),
+    )
+
+
+def _stage_and_publish(
+    request: Request, source: Source, plan: Plan, destination: str, conversion: Mapping[str, Any], progress: Progress
+) -> tuple[Written, bool]:
+    """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
     stage = Stage(destination, plan.options.store, plan.leaves)
     keep = False
     try:
-        stage.begin(describe(source, plan, config), fresh=request.fresh)
+        stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
-        text = config_yaml(config, _origin(source))
-        written, size = _work(plan, stage, request.jobs, progress, text, bool(config["scan_layers"]))
+        written = _work(plan, stage, request, progress, config_yaml(conversion["maxtext.yml"], _origin(source)))
+        if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
+            raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
+        stage.mark_published()
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
+        return written, stage.resumed
     except (DestinationError, KeyboardInterrupt):
         keep = True
         raise
@@ -118,31 +146,16 @@ def convert(request: Request, progress: Progress) -> Result:
             stage.close()
         else:
             stage.remove()
-    return Result(
-        plan=plan,
-        destination=destination,
-        mismatches=mismatches,
-        written=written,
-        resumed=stage.resumed,
-        seconds=time.monotonic() - started,
-        peak_memory=peak_resident(),
-        written_bytes=size,
-        command=train_command(destination),
-    )
 
 
 def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
     """All that decides over the result, for the journal: another value of any of these is another conversion."""
-    files = hashlib.sha256()
-    for name, array in sorted(source.arrays.items()):
-        files.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
-        files.update(repr(sorted(file_states(array))).encode())
     leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
     return {
         "version": __version__,
         "source": os.path.realpath(plan.source),
         "step": plan.step,
-        "source files": files.hexdigest()[:16],
+        "source files": file_digest(source),
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
@@ -174,25 +187,39 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
         )
 
 
-def _work(
-    plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, scan_layers: bool
-) -> tuple[Written, int]:
-    """Stages all leaves, lets Orbax commit them, and adds the configuration; returns the bytes on disk as well."""
+def file_digest(source: Source) -> str:
+    """A hash of the source's metadata and of name, size and time of change of all its chunk files.
+
+    Raises:
+      SourceError: a directory is not there any more.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name, array in sorted(source.arrays.items()):
+            digest.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
+            digest.update(repr(sorted(file_states(array))).encode())
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read any more: {error.strerror}") from None
+    return digest.hexdigest()[:16]
+
+
+def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config: str) -> Written:
+    """Stages all leaves, lets Orbax commit them, adds the configuration, and makes all of it durable."""
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
-    written = run(plan, stage, progress, jobs=jobs)
+    written = run(plan, stage, progress, jobs=request.jobs, check=request.check)
     loading.join()
     from converter.orbax import commit
 
-    commit(stage, plan.leaves, {"scan_layers": scan_layers})
+    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"])})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
         flush(stage.output)
-        return written, tree_bytes(stage.output)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+    return written
 
 
 def _origin(source: Source) -> str:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import google_crc32c
 import xxhash
+from crc32c import crc32c
 
 from converter.errors import DestinationError
 from converter.memory import format_size
@@ -75,7 +75,7 @@ class LeafStore:
           DestinationError: it cannot be written.
         """
         sink = self._sink(self.leaf.encoding.chunk_key(index))
-        checked = _Checked(sink, crc32c=self.leaf.encoding.crc32c)
+        checked = _Checked(sink, with_crc=self.leaf.encoding.crc32c)
         try:
             fill(checked.write)
             checked.commit()
@@ -108,7 +108,7 @@ class LeafStore:
         encoding = self.leaf.encoding
         if not encoding.crc32c:
             return False
-        checked = _Checked(None, crc32c=True)
+        checked = _Checked(None, with_crc=True)
         if not checked.matches(self._stored(encoding.chunk_key(index))):
             return False
         self.digests[index] = checked.digest()
@@ -156,24 +156,24 @@ class LeafStore:
 class _Checked:
     """Passes bytes on to a sink, adds the checksum at the end, and digests all that is stored."""
 
-    def __init__(self, sink: Sink | None, *, crc32c: bool):
+    def __init__(self, sink: Sink | None, *, with_crc: bool):
         self.sink = sink
-        self.crc32c = crc32c
+        self.with_crc = with_crc
         self.crc = 0
         self.hash = xxhash.xxh3_128()
 
     def write(self, data: Any) -> None:
         if not len(data):
             return
-        if self.crc32c:
-            self.crc = google_crc32c.extend(self.crc, data if isinstance(data, bytes) else bytes(data))
+        if self.with_crc:
+            self.crc = crc32c(data, self.crc)
         self.hash.update(data)
         if self.sink is not None:
             self.sink.write(data)
 
     def commit(self) -> None:
         assert self.sink is not None
-        if self.crc32c:
+        if self.with_crc:
             trailer = self.crc.to_bytes(CRC_BYTES, "little")
             self.hash.update(trailer)
             self.sink.write(trailer)
@@ -206,7 +206,6 @@ class _FileSink:
             view = view[os.write(self.descriptor, view) :]
 
     def commit(self) -> None:
-        start_writeback(self.descriptor)
         os.close(self.descriptor)
         os.replace(self.path + PART, self.path)
 
@@ -251,27 +250,6 @@ def write_error(path: str, error: OSError) -> DestinationError:
     except OSError:
         pass
     return DestinationError(text)
-
-
-def start_writeback(descriptor: int) -> None:
-    """Asks the kernel to begin writing a file to disk, without waiting; the final flush then has little left to do."""
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, 0, 0, _WRITE)
-
-
-def _find_sync_file_range() -> Any:
-    import ctypes
-
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint)
-    return function
-
-
-_WRITE = 2
-_sync_file_range = _find_sync_file_range()
 
 
 def _open_database(directory: str, key: str) -> Any:

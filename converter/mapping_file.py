@@ -28,7 +28,7 @@ from converter.mapping import (
 )
 from mappings import table_names, table_path
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20
 """A mapping file is text that people write; anything larger is not one."""
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(#.*)?$")

@@ -41,6 +41,8 @@ def commit(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, A
         _save(stage, leaves, custom_metadata)
     except OSError as error:
         raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        raise DestinationError(f"{stage.output}: cannot be committed: {str(error).splitlines()[0]}") from None
     finally:
         logging.getLogger("absl").removeFilter(_QUIET)
 

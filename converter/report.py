@@ -1,5 +1,6 @@
 """Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -81,12 +82,31 @@ def print_result(result: Result, console: Console) -> None:
         f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)}).",
         soft_wrap=True,
     )
+    console.print(_work_text(result), soft_wrap=True)
     console.print()
     for line in fidelity_lines(result.mismatches, tied=not plan.options.untie):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     console.print(result.command, soft_wrap=True, markup=False)
+
+
+def _work_text(result: Result) -> str:
+    counts, options = result.written.counts, result.plan.options
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (counts.passed, "chunks linked" if options.link else "chunks passed through undecoded"),
+            (counts.decoded, "decoded"),
+            (counts.encoded, "encoded"),
+            (counts.kept, "units kept from the interrupted run"),
+        )
+        if count
+    ]
+    text = ", ".join(parts) + "." if parts else "The interrupted run had finished all work."
+    if options.link:
+        text += " Linked chunks are the source's own files and carry no checksum: never change either side in place."
+    return text[0].upper() + text[1:]
 
 
 def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool) -> list[str]:
@@ -154,7 +174,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "step": plan.step,
         "mapping": plan.table,
         "mapping_digest": plan.table_digest,
-        "options": {"untie": plan.options.untie, "max_memory": plan.options.max_memory},
+        "options": asdict(plan.options),
         "totals": {
             "source_parameters": totals.source_parameters,
             "target_parameters": totals.target_parameters,
@@ -190,6 +210,8 @@ def result_document(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "peak_memory": result.peak_memory,
         "written_bytes": result.written_bytes,
+        "resumed": result.resumed,
+        "work": {**asdict(result.written.counts), "peak_in_flight": result.written.peak_in_flight},
         "fidelity": {
             "exact_attention": all(entry.exact for entry in result.mismatches),
             "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),

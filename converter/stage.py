@@ -2,7 +2,8 @@
 
 The stage is a directory beside the destination, on the same file system, so that finished leaves can be linked into
 place and the finished checkpoint renamed. Nothing in it can be taken for a checkpoint. It outlives an interrupted run:
-its journal says what was being made of what, and the next run of the same conversion goes on in it.
+its journal, a file beside it, says what was being made of what, and the next run of the same conversion goes on in it.
+The journal goes last, so that a run can be killed at any moment, while it tidies up too.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from converter.maxtext import leaf_key
 from converter.plan import Leaf
 
 SUFFIX = ".ax2mt-wip"
-JOURNAL = "journal.json"
+JOURNAL_SUFFIX = ".ax2mt-wip.json"
 LOCK = "lock"
 
 
@@ -38,6 +39,7 @@ class Stage:
           DestinationError: it cannot be created, or another process works in it.
         """
         self.root = stage_path(destination)
+        self.journal = journal_path(destination)
         self.store = store
         self.resumed = False
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
@@ -63,7 +65,7 @@ class Stage:
         Raises:
           DestinationError: the work area holds another conversion; the message says what differs.
         """
-        found = None if fresh else self._read_journal()
+        found = None if fresh else self.read_journal()[0]
         if found is not None and found != conversion:
             keys = sorted(set(found) | set(conversion))
             raise DestinationError(
@@ -80,7 +82,7 @@ class Stage:
                 self._tidy()
             else:
                 self._clear()
-                self._write_journal(conversion)
+                self._write_journal(conversion, published=False)
         except OSError as error:
             raise write_error(self.root, error) from None
 
@@ -107,29 +109,39 @@ class Stage:
         """Bytes that an earlier run has already written."""
         return tree_bytes(os.path.join(self.root, "leaves"))
 
+    def mark_published(self) -> None:
+        """Notes that the rename to the destination comes next; see `finish_published`."""
+        conversion, _ = self.read_journal()
+        self._write_journal(conversion, published=True)
+
     def remove(self) -> None:
-        """Removes the work area with all that is in it."""
+        """Removes the work area with all that is in it, and the journal last."""
         shutil.rmtree(self.root, ignore_errors=True)
+        try:
+            os.unlink(self.journal)
+        except OSError:
+            pass
         self.close()
 
     def close(self) -> None:
         """Unlocks the work area and leaves it for a later run."""
         os.close(self._lock)
 
-    def _read_journal(self) -> Any:
+    def read_journal(self) -> tuple[Any, bool]:
+        """What the work area was begun for, None where nothing says so; and whether it was published."""
         try:
-            with open(os.path.join(self.root, JOURNAL), "rb") as file:
-                return json.loads(file.read())
-        except (OSError, ValueError):
-            return None
+            with open(self.journal, "rb") as file:
+                content = json.loads(file.read())
+            return content["conversion"], content["published"] is True
+        except (OSError, ValueError, LookupError, TypeError):
+            return None, False
 
-    def _write_journal(self, conversion: Mapping[str, Any]) -> None:
-        path = os.path.join(self.root, JOURNAL)
-        with open(path + PART, "w", encoding="utf-8") as file:
-            json.dump(conversion, file)
+    def _write_journal(self, conversion: Mapping[str, Any], *, published: bool) -> None:
+        with open(self.journal + PART, "w", encoding="utf-8") as file:
+            json.dump({"conversion": conversion, "published": published}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(path + PART, path)
+        os.replace(self.journal + PART, self.journal)
 
     def _tidy(self) -> None:
         """Removes what an interrupted run left unfinished: the checkpoint, half chunks, locks of its database.
@@ -153,9 +165,35 @@ class Stage:
                 os.unlink(path)
 
 
+def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
+    """Tidies up after a run of the same conversion that was killed when its checkpoint had just taken its place.
+
+    Returns:
+      Whether there was such a run: then the destination is complete, and nothing is left to do.
+
+    Raises:
+      DestinationError: another process works on this destination.
+    """
+    target = os.path.abspath(os.path.expanduser(destination))
+    if not os.path.exists(journal_path(target)) or not os.path.isdir(target):
+        return False
+    stage = Stage(target, "", ())
+    found, published = stage.read_journal()
+    if not published or found != conversion or os.path.exists(stage.output):
+        stage.close()
+        return False
+    stage.remove()
+    return True
+
+
 def stage_path(destination: str) -> str:
     """The work area that belongs to a destination."""
     return destination.rstrip("/") + SUFFIX
+
+
+def journal_path(destination: str) -> str:
+    """The journal that belongs to a destination's work area."""
+    return destination.rstrip("/") + JOURNAL_SUFFIX
 
 
 def tree_bytes(path: str) -> int:

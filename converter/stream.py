@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from converter.chunk_codec import check_chunk
 from converter.chunk_copy import copy_chunk, link_chunk, target_index
 from converter.leaf_store import LeafStore
 from converter.memory import ByteBudget
@@ -45,12 +46,12 @@ class Written:
       peak_in_flight: bytes of the budget that were in use at most.
     """
 
-    digests: dict[str, dict[tuple[int, ...], int]]
-    counts: Counts
-    peak_in_flight: int
+    digests: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    peak_in_flight: int = 0
 
 
-def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> Written:
+def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int, check: bool = False) -> Written:
     """Writes all leaves of a plan into a stage.
 
     Args:
@@ -58,17 +59,19 @@ def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> Written:
       stage: a stage that was begun for this plan; what it holds already is checked and kept.
       progress: told of each unit of work and each finished leaf.
       jobs: how many units may be in flight, as far as the plan's memory budget lets them.
+      check: decode the chunks that are passed through as well, only to see that they can be decoded.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
     progress.start(len(plan.leaves), plan.totals.write_bytes)
-    return _Engine(plan, stage, progress).run(jobs)
+    return _Engine(plan, stage, progress, check).run(jobs)
 
 
 class _Engine:
-    def __init__(self, plan: Plan, stage: Stage, progress: Progress):
+    def __init__(self, plan: Plan, stage: Stage, progress: Progress, check: bool):
+        self.check = check
         self.plan = plan
         self.stage = stage
         self.progress = progress
@@ -133,6 +136,8 @@ class _Engine:
         def unit(index: tuple[int, ...]) -> int:
             (store,) = work.stores
             kept = self.stage.resumed and store.has_chunk(target_index(index, leaf.encoding.order))
+            if self.check:
+                check_chunk(array, index)
             if not kept:
                 move(array, index, store)
             self._count(kept=kept, passed=not kept)

@@ -146,7 +146,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("absent.toml", "No such file"),
         (".", "Is a directory"),
         ("binary.toml", "can't decode"),
-        ("huge.toml", "larger than 4 MiB"),
+        ("huge.toml", "larger than 1 MiB"),
     ]:
         with pytest.raises(MappingError, match=reason):
             load_mapping(str(tmp_path / name))

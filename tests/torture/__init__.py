@@ -1,0 +1,1 @@
+"""Long fault tests, run on demand by `make torture`."""
