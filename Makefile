@@ -21,7 +21,7 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

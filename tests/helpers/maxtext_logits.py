@@ -1,8 +1,9 @@
-"""Runs in the MaxText environment: loads a converted checkpoint with MaxText's own loaders and computes logits.
+"""Runs in the MaxText environment: loads converted checkpoints with MaxText's own loaders and computes logits.
 
-    python maxtext_logits.py CHECKPOINT INPUT_IDS.npy LOGITS.npz
+    python maxtext_logits.py CHECKPOINT INPUT_IDS.npy LOGITS.npz [CHECKPOINT INPUT_IDS.npy LOGITS.npz ...]
 
-Dimensions and flags come from the checkpoint's own maxtext.yml. Imports nothing of ax2mt.
+Dimensions and flags come from each checkpoint's own maxtext.yml. Imports nothing of ax2mt. To import MaxText takes
+longer than anything else here, so one process serves several checkpoints.
 """
 
 import os
@@ -21,7 +22,7 @@ from maxtext.configs import pyconfig
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 
-def main(checkpoint: str, ids_file: str, out_file: str) -> None:
+def logits(checkpoint: str, ids_file: str, out_file: str) -> None:
     ids = np.load(ids_file)
     items = os.path.join(checkpoint, "0", "items")
     settings = {
@@ -62,4 +63,5 @@ def forward(model, ids: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for number in range(1, len(sys.argv), 3):
+        logits(*sys.argv[number : number + 3])

@@ -1,0 +1,121 @@
+"""Fixtures: goldens, the real command line, conversions that several tests look at, and restores by Orbax alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.helpers import environments
+from tests.helpers.restorer import Restorer
+
+# No deadline: the machine that runs this may be busy. The same examples each time: a failure is never luck.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
+
+DATA = Path(__file__).parent / "data"
+AXLEARN = DATA / "axlearn"
+MAXTEXT = DATA / "maxtext"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished command: exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """stdout as the one JSON document that it must be."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Completed]
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """Runs the command line in a process of its own, away from the project's directory."""
+    elsewhere = tmp_path_factory.mktemp("cwd")
+
+    def run(*arguments: object, cwd: Path = elsewhere, **variables: str) -> Completed:
+        done = subprocess.run(
+            [sys.executable, "-m", "converter", *map(str, arguments)],
+            capture_output=True, text=True, encoding="utf-8", cwd=cwd, check=False, timeout=120,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
+        )  # fmt: skip
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Path]:
+    """The trainer directory of a checkpoint that the real AXLearn wrote."""
+
+    def find(name: str) -> Path:
+        return AXLEARN / name
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Converts a golden once a session, with the given options; the result is shared and must not be changed."""
+    from converter.convert import Request, convert
+    from converter.plan import Options
+    from converter.progress import Silent
+
+    done: dict[tuple[str, Options], Path] = {}
+
+    def run(name: str, **options: Any) -> Path:
+        key = (name, Options(**options))
+        if key not in done:
+            target = tmp_path_factory.mktemp("converted") / "out"
+            convert(Request(str(AXLEARN / name), str(target), key[1]), Silent())
+            done[key] = target
+        return done[key]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def newest_orbax() -> Iterator[Restorer]:
+    """The project's own Orbax, in a process that imports none of our code."""
+    restorer = Restorer(sys.executable)
+    yield restorer
+    restorer.close()
+
+
+@pytest.fixture(scope="session")
+def oldest_orbax() -> Iterator[Restorer]:
+    """Orbax 0.12.1, likewise."""
+    if not environments.is_ready(environments.ORBAX, environments.ORBAX_REQUIREMENTS):
+        pytest.fail("no .venv-orbax: run `make test`, or python tests/helpers/environments.py")
+    restorer = Restorer(environments.interpreter(environments.ORBAX))
+    yield restorer
+    restorer.close()
+
+
+@pytest.fixture(params=["newest_orbax", "oldest_orbax"])
+def any_orbax(request: pytest.FixtureRequest) -> Restorer:
+    """Each supported Orbax in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def maxtext_python() -> str:
+    """The interpreter with the real MaxText; its absence fails with CI=true and is a skip elsewhere."""
+    if environments.maxtext_is_ready():
+        return environments.interpreter(environments.MAXTEXT)
+    if environments.in_ci():
+        pytest.fail(f"no .venv-maxtext: {environments.NO_PYTHON}")
+    pytest.skip(f"no .venv-maxtext: {environments.NO_PYTHON}")
