@@ -15,7 +15,7 @@ from converter.memory import format_size
 from converter.plan import Plan, Task
 
 SCHEMA_VERSION = 1
-WIDE = 180
+WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
 
 

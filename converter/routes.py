@@ -69,7 +69,7 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, 
     if len(arrays) > 1:
         return f"joined from {len(arrays)} arrays"
     if axis_map.axis_permutation() is None:
-        return "elements are re-ordered inside an axis"
+        return "re-ordered inside an axis"
     array = arrays[0]
     if array.order != "C":
         return f"chunks in order {array.order}"
