@@ -7,7 +7,7 @@ order and from any thread, and a chunk in a wrong place counts as a wrong chunk.
   array. It does not depend on codecs.
 * `stored`: over the encoded bytes of each chunk as they are stored. For chunks that are passed on without decoding.
 
-The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside the
+The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt, `ax2mt.json`, lies beside the
 checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
 """
 

@@ -7,6 +7,7 @@ MaxText 0.2.5.
     <DST>/<step>/{_CHECKPOINT_METADATA, commit_success.txt, items/{_METADATA, commit_success.txt, <arrays>}}
 """
 
+import itertools
 import json
 import logging
 import math
@@ -17,6 +18,8 @@ from functools import cached_property
 from typing import Any
 
 from converter.errors import VerificationError
+from converter.mapping import MappingTable
+from converter.matching import join
 
 MAX_METADATA_BYTES = 256 << 20
 MARKER = "commit_success.txt"
@@ -121,6 +124,19 @@ class TargetArray:
             return f"c{separator}{name}" if index else "c"
         return name or "0"
 
+    def missing_chunks(self) -> list[str]:
+        """Keys of chunks that are not stored.
+
+        Raises:
+          VerificationError: the store cannot be listed.
+        """
+        try:
+            stored = {name.decode(errors="replace") for name in self.store.kvstore.list().result()}
+        except ValueError as error:
+            raise VerificationError(f"{self.path}: cannot be listed: {reason(error)}") from None
+        keys = map(self.chunk_key, itertools.product(*map(range, self.grid)))
+        return [key for key in keys if key not in stored]
+
     def read(self, region: tuple[slice, ...]) -> Any:
         """Reads a part.
 
@@ -189,6 +205,15 @@ def open_target(path: str) -> Target:
         os.path.dirname(step_directory), step_directory, items, int(name) if name.isdecimal() else None, leaves,
         tuple(skipped), use_ocdbt, use_zarr3, custom, tuple(problems + ([problem] if problem else [])),
     )  # fmt: skip
+
+
+def evident_options(table: MappingTable, target: Target) -> frozenset[str]:
+    """The mapping options that a checkpoint was evidently made with: those whose leaves it has."""
+    return frozenset(
+        row.option
+        for row in table.rows
+        if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
+    )
 
 
 def read_json(path: str) -> Any:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from converter.axes import Expression, Product
 from converter.axis_map import AxisMap
 from converter.axis_sizes import product_size
-from converter.errors import MappingError
+from converter.errors import MappingError, UsageError
 from converter.mapping import LAYER_AXIS, MappingTable
-from converter.matching import Match, MatchedRow, Shape
+from converter.mapping_file import load_bundled, load_mapping
+from converter.matching import Match, MatchedRow, Shape, match_table
 from converter.maxtext import model_config
+from converter.maxtext_reader import Target, evident_options, open_target
 from converter.published import published_shapes
+from converter.source import open_source
 
 GROUPS = ("embedding", "attention", "dense ffn", "moe", "norm")
 """Order of the groups in the report; groups of other names follow."""
@@ -119,6 +122,70 @@ class ParameterReport:
         return self.difference == 0 and not self.extra and all(row.fits for row in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterRequest:
+    """What `params` was asked for.
+
+    Attributes:
+      source: a step or trainer directory; None for a published model.
+      destination: the MaxText checkpoint to look at; None for the planned result.
+      model: name of a published model; with a source: what the source must be.
+      step: the wanted step of the source; None for the latest.
+      mapping: path of a user's own table, or None.
+      untie: plan the output projection as a leaf of its own; a checkpoint shows by itself whether it has one.
+    """
+
+    source: str | None
+    destination: str | None = None
+    model: str | None = None
+    step: int | None = None
+    mapping: str | None = None
+    untie: bool = False
+
+
+def make_report(request: ParameterRequest) -> ParameterReport:
+    """Makes the report that was asked for.
+
+    Raises:
+      UsageError: neither a source nor a model was named.
+      SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
+        source is not of the named model's size.
+    """
+    tables = load_bundled() if request.mapping is None else [load_mapping(request.mapping)]
+    if request.source is None:
+        if request.model is None:
+            raise UsageError("params: expected SRC, or --model NAME")
+        match, shapes = find_published(tables, request.model)
+        if request.untie:
+            match = match_table(match.table, shapes, options=frozenset({"untie"}))
+        return report(match, shapes, request.model)
+    options = frozenset({"untie"} if request.untie else ())
+    source = open_source(
+        request.source, step=request.step, mapping=request.mapping, options=options, metadata_only=True
+    )
+    match = source.match
+    shapes = {name: entry.shape for name, entry in source.checkpoint.tensors.items()}
+    if request.model is not None:
+        check_model(match, find_published(tables, request.model)[0], request.model)
+    title = f"{source.checkpoint.directory} (step {source.checkpoint.step})"
+    if request.destination is None:
+        return report(match, shapes, title)
+    target = open_target(request.destination)
+    evident = evident_options(match.table, target)
+    if evident != options:
+        match = match_table(match.table, shapes, options=evident)
+    return report(match, shapes, title, destination=target.root, found=_found_shapes(target, match))
+
+
+def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
+    """The shapes of a checkpoint's weights; leaves that no row leads to count only below the weights' prefix."""
+    import tensorstore as ts
+
+    context = ts.Context()
+    weights = match.table.maxtext.prefix + "/"
+    return {path: target.open(path, context).shape for path in target.keys if path.startswith(weights)}
+
+
 def report(
     match: Match,
     shapes: Mapping[str, Shape],
@@ -145,15 +212,6 @@ def report(
     return ParameterReport(
         title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), int(per_token)
     )
-
-
-def published_report(tables: list[MappingTable], name: str) -> ParameterReport:
-    """The report of a published model, without any checkpoint.
-
-    Raises:
-      MappingError: no table has such a model; the message names those there are.
-    """
-    return report(*find_published(tables, name), name)
 
 
 def find_published(tables: list[MappingTable], name: str) -> tuple[Match, dict[str, Shape]]:

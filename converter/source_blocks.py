@@ -36,9 +36,10 @@ class SourceBlocks:
         if not self._readers:
             self._readers = [self._open(array) for array in self.sources]
         boxes = [source_box(self.axis_map, group, number) for number in range(len(self.sources))]
-        yield group, [
-            _read(reader, array, box) for reader, array, box in zip(self._readers, self.sources, boxes, strict=True)
-        ]
+        yield (
+            group,
+            [_read(reader, array, box) for reader, array, box in zip(self._readers, self.sources, boxes, strict=True)],
+        )
 
     def close(self) -> None:
         """Lets go of the open arrays."""

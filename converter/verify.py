@@ -21,8 +21,8 @@ from converter.blocking import Blocking, BlockTooLarge, Span, block_map, groups,
 from converter.compare import LeafComparison
 from converter.diagnosis import Diagnostician
 from converter.errors import UsageError, VerificationError
-from converter.matching import join, match_table
-from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems
+from converter.matching import match_table
+from converter.maxtext_reader import Target, TargetArray, evident_options, open_target, orbax_problems
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import COPIES, DEFAULT_MEMORY, Options, Plan, Task, make_plan
 from converter.progress import Progress
@@ -78,6 +78,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     plan = make_plan(source, Options(untie=untie, max_memory=request.max_memory))
     run = _Run(plan, target, request, progress)
     notes = run.coverage()
+    run.find_missing_chunks()
     try:
         run.compare()
     finally:
@@ -110,11 +111,7 @@ def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
     """The source, matched with the options that the checkpoint was evidently made with."""
     source = open_source(request.source, step=request.step, mapping=request.mapping)
     table = source.match.table
-    options = {
-        row.option
-        for row in table.rows
-        if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
-    }
+    options = evident_options(table, target)
     if options:
         shapes = {name: entry.shape for name, entry in source.checkpoint.tensors.items()}
         source = dataclasses.replace(source, match=match_table(table, shapes, options=options))
@@ -165,6 +162,17 @@ class _Run:
                 self.arrays[path] = array
                 self.comparisons[path] = LeafComparison()
         return notes
+
+    def find_missing_chunks(self) -> None:
+        """Looks for chunks that are not there, also outside of a sample."""
+        for path, array in self.arrays.items():
+            try:
+                missing = array.missing_chunks()
+            except VerificationError as error:
+                self.broken[path] = error.message.removeprefix(f"{path}: ")
+                continue
+            if missing:
+                self.broken[path] = f"{len(missing)} of {math.prod(array.grid)} chunks are missing, first {missing[0]}"
 
     def compare(self) -> None:
         """Compares the leaves that could be opened."""

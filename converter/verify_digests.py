@@ -96,7 +96,9 @@ class _Run:
                 self.broken[key] = error.message.removeprefix(f"{path}: ")
                 continue
             if math.prod(array.grid) > 1 << 32:
-                self.broken[key] = f"has {math.prod(array.grid)} chunks, which no checkpoint has; its metadata is damaged"
+                self.broken[key] = (
+                    f"has {math.prod(array.grid)} chunks, which no checkpoint has; its metadata is damaged"
+                )
                 continue
             self.arrays[key] = array
             self.digests[key] = LeafDigest(self.records.get(key, {}).get("kind", "content"))
@@ -130,7 +132,10 @@ class _Run:
         for key, array in self.arrays.items():
             if key in self.broken:
                 continue
-            listed = {name.decode(errors="replace") for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()}
+            listed = {
+                name.decode(errors="replace")
+                for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()
+            }
             known = {array.chunk_key(tuple(index)) for index in np.ndindex(*array.grid)}
             yield from ((key, name) for name in sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"}))
 
