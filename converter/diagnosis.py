@@ -163,7 +163,7 @@ def _axis_name(axis: Dim) -> str:
 
 def _slice_hashes(array: np.ndarray, dim: int) -> list[int]:
     return [
-        xxhash.xxh3_128_intdigest(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+        xxhash.xxh3_128_intdigest(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         for part in np.moveaxis(array, dim, 0)
     ]
 

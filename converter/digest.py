@@ -77,7 +77,7 @@ def chunk_digest(grid_index: Sequence[int], data: np.ndarray | bytes | memoryvie
     """The 128-bit digest of one chunk in its place."""
     state = xxhash.xxh3_128(struct.pack(f"<{len(grid_index)}Q", *grid_index))
     if isinstance(data, np.ndarray):
-        state.update(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+        state.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     else:
         state.update(data)
     return state.intdigest()

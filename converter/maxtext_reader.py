@@ -83,7 +83,7 @@ class Target:
             store = ts.open(spec, read=True, context=context).result()
         except ValueError as error:
             raise VerificationError(f"{path}: cannot be opened: {reason(error)}") from None
-        chunks = store.chunk_layout.write_chunk.shape or store.shape
+        chunks: Any = store.chunk_layout.write_chunk.shape or store.shape
         return TargetArray(path, self.keys[path], store, store.dtype.name, tuple(store.shape), tuple(chunks))
 
 
