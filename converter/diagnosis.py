@@ -111,15 +111,18 @@ def _few(expected: np.ndarray, found: np.ndarray) -> str:
 
 
 def _rope(expected: np.ndarray, found: np.ndarray, tensor: Tensor) -> str:
-    """Interleaved pairs against halves, along the last dimension, where RoPE works."""
-    if not expected.ndim or expected.shape[-1] % 2 or expected.shape[-1] < 4:
+    """Interleaved pairs against halves, along the dimension of pairs; the last one where no dimension is of pairs."""
+    paired = [dim for dim, axis in enumerate(tensor) if len(axis.terms[0]) == 2 and 2 in axis.terms[0]]
+    dim = paired[0] if paired else expected.ndim - 1
+    if not expected.ndim or expected.shape[dim] % 2 or expected.shape[dim] < 4:
         return ""
-    due = len(tensor[-1].terms[0]) == 2 and tensor[-1].terms[0][0] == 2
-    halves = expected.reshape(*expected.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(expected.shape)
-    pairs = expected.reshape(*expected.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(expected.shape)
-    if _same(halves, found):
+    due = tensor[dim].terms[0][0] == 2
+    moved = np.moveaxis(expected, dim, -1)
+    halves = moved.reshape(*moved.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(moved.shape)
+    pairs = moved.reshape(*moved.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(moved.shape)
+    if _same(np.moveaxis(halves, -1, dim), found):
         return "the RoPE permutation was left out" if due else "equal after the inverse RoPE permutation"
-    if _same(pairs, found):
+    if _same(np.moveaxis(pairs, -1, dim), found):
         return "the RoPE permutation was applied " + ("twice" if due else "where none is due")
     return ""
 
@@ -169,6 +172,7 @@ def _slice_hashes(array: np.ndarray, dim: int) -> list[int]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    one, other = np.ascontiguousarray(one), np.ascontiguousarray(other)
     return one.shape == other.shape and bool(np.array_equal(bits(one), bits(other)))
 
 
