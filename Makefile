@@ -18,6 +18,9 @@ demo: $(VENV)/ready
 	@rm -rf $(DEMO)
 	$(BIN)/ax2mt plan tests/data/axlearn/micro-hybrid-qkpair
 	$(BIN)/ax2mt convert tests/data/axlearn/micro-hybrid-qkpair $(DEMO) --untie
+	$(BIN)/ax2mt verify tests/data/axlearn/micro-hybrid-qkpair $(DEMO)
+	$(BIN)/ax2mt verify $(DEMO)
+	$(BIN)/ax2mt params tests/data/axlearn/micro-hybrid-qkpair $(DEMO)
 
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py

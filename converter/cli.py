@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from converter import __version__
-from converter.errors import Ax2mtError
+from converter.errors import Ax2mtError, UsageError, VerificationError
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
@@ -113,33 +113,116 @@ def plan(
     _show(as_json, lambda: plan_document(made), lambda console: print_plan(made, console))
 
 
+@app.command()
+def verify(
+    source: Annotated[str, typer.Argument(metavar="SRC|DST", help="The source; or alone, the checkpoint itself.")],
+    destination: Annotated[str | None, typer.Argument(metavar="[DST]", help="The MaxText checkpoint.")] = None,
+    step: StepOption = None,
+    mapping: MappingOption = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="The dtype that weights were cast to.")] = None,
+    sample: Annotated[float | None, typer.Option("--sample", help="Compare only this fraction of the blocks.")] = None,
+    max_memory: MemoryOption = "1GiB",
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Blocks in flight, as memory allows.")] = 2,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name each finished leaf.")] = False,
+) -> None:
+    """Compare a MaxText checkpoint with its source, or with the digests it carries."""
+    from converter.memory import parse_size
+    from converter.progress import Bar, Silent
+    from converter.proof_report import print_verification, verification_document
+    from converter.verify import VerifyRequest
+    from converter.verify import verify as compare
+    from converter.verify_digests import verify_digests
+
+    memory = parse_size(max_memory)
+    progress = Silent() if quiet else Bar("verify", verbose=verbose)
+    if destination is not None:
+        request = VerifyRequest(source, destination, step, mapping, dtype, sample, memory, jobs)
+        result = compare(request, progress)
+    elif (step, mapping, dtype, sample) != (None, None, None, None):
+        raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
+    else:
+        result = verify_digests(source, progress, max_memory=memory, jobs=jobs)
+    _show(as_json, lambda: verification_document(result), lambda console: print_verification(result, console))
+    if not result.ok:
+        raise typer.Exit(VerificationError.exit_code)
+
+
+@app.command()
+def params(
+    source: Annotated[str | None, typer.Argument(metavar="[SRC]", help="AXLearn step or trainer directory.")] = None,
+    destination: Annotated[str | None, typer.Argument(metavar="[DST]", help="The MaxText checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="A published size.")] = None,
+    step: StepOption = None,
+    mapping: MappingOption = None,
+    untie: UntieOption = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Report which AXLearn parameter is which MaxText parameter, with shapes and counts."""
+    from converter.parameters import ParameterRequest, make_report
+    from converter.proof_report import parameters_document, parameters_markdown, print_parameters
+
+    report = make_report(ParameterRequest(source, destination, model, step, mapping, untie))
+    if as_markdown and not as_json:
+        typer.echo(parameters_markdown(report), nl=False)
+    else:
+        _show(as_json, lambda: parameters_document(report), lambda console: print_parameters(report, console))
+    if not report.equivalent:
+        raise typer.Exit(VerificationError.exit_code)
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Anything.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a path is: which kind of checkpoint, what is in it, what is missing."""
+    from converter.inspection import inspect as look
+    from converter.proof_report import inspection_document, print_inspection
+
+    found = look(path)
+    _show(as_json, lambda: inspection_document(found), lambda console: print_inspection(found, console))
+
+
 @mappings_app.command("list")
-def mappings_list() -> None:
+def mappings_list(as_json: JsonOption = False) -> None:
     """The bundled tables."""
     from converter.mapping_file import load_bundled
+    from converter.proof_report import mappings_document
     from converter.report import print_mappings
 
     tables = load_bundled()
-    _show(False, dict, lambda console: print_mappings(tables, console))
+    _show(as_json, lambda: mappings_document(tables), lambda console: print_mappings(tables, console))
 
 
 @mappings_app.command("show")
-def mappings_show(name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled table, or a file.")]) -> None:
+def mappings_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled table, or a file.")],
+    as_json: JsonOption = False,
+) -> None:
     """The rows of a table."""
     from converter.mapping_file import find_mapping
+    from converter.proof_report import mapping_document
     from converter.report import print_mapping
 
     table = find_mapping(name)
-    _show(False, dict, lambda console: print_mapping(table, console))
+    _show(as_json, lambda: mapping_document(table), lambda console: print_mapping(table, console))
 
 
 @mappings_app.command("check")
-def mappings_check(file: Annotated[str, typer.Argument(metavar="FILE", help="A mapping table in TOML.")]) -> None:
+def mappings_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A mapping table in TOML.")],
+    as_json: JsonOption = False,
+) -> None:
     """Validate a table of your own."""
     from converter.mapping_file import load_mapping
+    from converter.proof_report import mapping_check_document
 
     table = load_mapping(file)
-    typer.echo(f"{file}: mapping '{table.name}' is valid ({len(table.rows)} rows, {len(table.drops)} drops)")
+    text = f"{file}: mapping '{table.name}' is valid ({len(table.rows)} rows, {len(table.drops)} drops)"
+    _show(as_json, lambda: mapping_check_document(table), lambda console: console.print(text, soft_wrap=True))
 
 
 @app.callback(invoke_without_command=True)
@@ -169,7 +252,8 @@ def run(arguments: list[str]) -> int:
     # A job scheduler's SIGTERM is a clean stop, like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except Ax2mtError as error:
         return _report(arguments, error.kind, error.message, error.details, error.exit_code)
     except KeyboardInterrupt:
@@ -186,7 +270,6 @@ def run(arguments: list[str]) -> int:
             raise
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _report(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
-    return 0
 
 
 def _report(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:

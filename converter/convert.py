@@ -213,7 +213,7 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
     loading.join()
     from converter.orbax import commit
 
-    records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items() if chunks}
+    records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
     commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"]), **metadata_entry(records)})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:

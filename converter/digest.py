@@ -28,6 +28,9 @@ VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
 """A receipt of a million files; a larger file is no receipt."""
 
+NO_DIGEST = "none"
+"""The kind of a leaf that was linked to the source: its chunks were never read."""
+
 Kind = Literal["content", "stored"]
 _MODULUS = 1 << 128
 _READ_BYTES = 4 << 20
@@ -82,8 +85,10 @@ def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
     """The record of a leaf whose chunks were digested as they were stored.
 
     Args:
-      chunks: the chunk's place in the grid to its digest.
+      chunks: the chunk's place in the grid to its digest; empty for a leaf that was linked.
     """
+    if not chunks:
+        return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
     return {"kind": "stored", "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
 
 
@@ -110,7 +115,7 @@ def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
     leaves = entry["leaves"]
     fits = all(
         isinstance(record, dict)
-        and record.get("kind") in ("content", "stored")
+        and record.get("kind") in ("content", "stored", NO_DIGEST)
         and isinstance(record.get("xxh3"), str)
         and type(record.get("chunks")) is int
         for record in leaves.values()

@@ -1,0 +1,182 @@
+"""Holds a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from converter.digest import NO_DIGEST, LeafDigest, check_receipt, read_receipt, read_records
+from converter.errors import UsageError, VerificationError
+from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
+from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
+from converter.plan import DEFAULT_MEMORY
+from converter.progress import Progress
+from converter.verification import Finding, Verification, run_units
+from converter.verify_metadata import metadata_findings
+
+CHUNK_COPIES = 4
+"""Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
+
+
+def verify_digests(
+    destination: str, progress: Progress, *, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
+) -> Verification:
+    """Decodes every chunk of a checkpoint and holds leaves and files against what was recorded when it was written.
+
+    Args:
+      destination: the checkpoint: the directory above its steps, a step, or its arrays.
+      progress: told of each chunk and each leaf.
+      max_memory: bytes that chunks in flight may take together.
+      jobs: chunks in flight.
+
+    Raises:
+      VerificationError: there is no checkpoint, or it carries no digests.
+      UsageError: a chunk is larger than the memory budget.
+    """
+    started = time.monotonic()
+    reuse_freed_memory()
+    target = open_target(destination)
+    records = read_records(target.custom)
+    receipt, _ = read_receipt(target.root)
+    if records is None and receipt is None:
+        raise VerificationError(f"{target.root}: holds no digests of ax2mt; give the source too: verify SRC DST")
+    run = _Run(target, records or {}, progress, max_memory)
+    try:
+        run.decode(jobs)
+    finally:
+        progress.close()
+    findings = run.findings()
+    findings += [Finding("receipt", path, text) for path, text in check_receipt(target.root)]
+    findings += metadata_findings(target, None)
+    if records is None:
+        findings.append(Finding("metadata", "_CHECKPOINT_METADATA", "the digests are gone or damaged"))
+    if not findings:
+        shapes = {array.path: array.shape for array in run.arrays.values()}
+        findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
+    arrays = run.arrays.values()
+    return Verification(
+        method="digests",
+        source=str((receipt or {}).get("source", "")),
+        step=(receipt or {}).get("step"),
+        destination=target.root,
+        leaves=len(arrays),
+        elements=sum(array.elements for array in arrays),
+        compared_bytes=sum(array.elements * array.item_size for array in arrays),
+        sample=None,
+        findings=tuple(findings),
+        notes=run.notes(),
+        cast=None,
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+    )
+
+
+class _Run:
+    def __init__(self, target: Target, records: dict[str, dict[str, Any]], progress: Progress, max_memory: int):
+        self.target = target
+        self.records = records
+        self.progress = progress
+        self.budget = ByteBudget(max_memory)
+        self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        self.arrays: dict[str, TargetArray] = {}
+        self.digests: dict[str, LeafDigest] = {}
+        self.broken: dict[str, str] = {}
+        self.lock = threading.Lock()
+
+    def decode(self, jobs: int) -> None:
+        """Opens every leaf and digests all its chunks."""
+        for key, path in self.target.leaves.items():
+            try:
+                array = self.target.open(path, self.context)
+            except VerificationError as error:
+                self.broken[key] = error.message.removeprefix(f"{path}: ")
+                continue
+            if math.prod(array.grid) > 1 << 32:
+                self.broken[key] = (
+                    f"has {math.prod(array.grid)} chunks, which no checkpoint has; its metadata is damaged"
+                )
+                continue
+            self.arrays[key] = array
+            kind = self.records.get(key, {}).get("kind")
+            self.digests[key] = LeafDigest("stored" if kind == "stored" else "content")
+        total = sum(array.elements * array.item_size for array in self.arrays.values())
+        self.progress.start(len(self.arrays), total)
+        run_units(self._units(), jobs)
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be held against anything."""
+        linked = sum(record["kind"] == NO_DIGEST for record in self.records.values())
+        text = "leaves were linked to the source and have no digest; all that is known is that they can be decoded"
+        return (f"{linked} {text}",) if linked else ()
+
+    def findings(self) -> list[Finding]:
+        """What does not fit the digests."""
+        names = self.target.leaves
+        result = [Finding("chunks", names[key], text) for key, text in self.broken.items()]
+        result += [
+            Finding("coverage", key.replace(".", "/"), "missing in the checkpoint")
+            for key in self.records
+            if key not in names
+        ]
+        for key, digest in self.digests.items():
+            record = self.records.get(key)
+            if key in self.broken:
+                continue
+            if record is None:
+                result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))
+            elif record["kind"] != NO_DIGEST and digest.record() != record:
+                result.append(Finding("digest", names[key], "holds other values than were written"))
+        return result + [
+            Finding("coverage", names[key], f"{text} is no chunk of this array") for key, text in self._strays()
+        ]
+
+    def _strays(self) -> Iterator[tuple[str, str]]:
+        """Files among the chunks of an array that belong to none."""
+        for key, array in self.arrays.items():
+            if key in self.broken:
+                continue
+            listed = {
+                name.decode(errors="replace")
+                for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()
+            }
+            known = {array.chunk_key(tuple(index)) for index in np.ndindex(*array.grid)}
+            yield from ((key, name) for name in sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"}))
+
+    def _units(self) -> Iterator[Callable[[], None]]:
+        for key, array in self.arrays.items():
+            memory = math.prod(array.chunks) * array.item_size * CHUNK_COPIES
+            if memory > self.budget.limit:
+                raise UsageError(
+                    f"--max-memory {self.budget.limit} bytes is too small: {array.path} is stored in chunks of "
+                    f"{memory // CHUNK_COPIES} bytes; give --max-memory {-(-memory >> 20)}MiB or more"
+                )
+            for index in np.ndindex(*array.grid):
+                yield lambda key=key, array=array, index=index, memory=memory: self._chunk(key, array, index, memory)
+            self.progress.leaf_done(array.path)
+
+    def _chunk(self, key: str, array: TargetArray, index: tuple[int, ...], memory: int) -> None:
+        bounds = [(n * c, min((n + 1) * c, s)) for n, c, s in zip(index, array.chunks, array.shape, strict=True)]
+        with self.budget.hold(memory):
+            try:
+                values = array.read(tuple(slice(low, high) for low, high in bounds))
+                stored = self.digests[key].kind == "stored"
+                self.digests[key].add(index, self._stored(key, array, index) if stored else values)
+            except VerificationError as error:
+                with self.lock:
+                    self.broken.setdefault(key, error.message.removeprefix(f"{array.path}: "))
+        self.progress.advance(math.prod(high - low for low, high in bounds) * array.item_size)
+
+    def _stored(self, key: str, array: TargetArray, index: tuple[int, ...]) -> bytes:
+        """The bytes of a chunk as they are stored."""
+        name = array.chunk_key(index)
+        try:
+            result = ts.KvStore.open(self.target.kvstore(key), context=self.context).result().read(name).result()
+        except ValueError as error:
+            raise VerificationError(f"{array.path}: chunk {name} cannot be read: {reason(error)}") from None
+        if result.state != "value":
+            raise VerificationError(f"{array.path}: chunk {name} is missing")
+        return result.value

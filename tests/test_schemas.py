@@ -1,0 +1,34 @@
+"""What commands print under --json fits the published schemas."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from converter.cli import run
+from converter.schemas import SCHEMAS
+
+DATA = Path(__file__).parent / "data"
+SOURCE = str(DATA / "axlearn" / "micro-hybrid-qkpair")
+GOLDEN = str(DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        ("verify", ["verify", SOURCE, GOLDEN, "-q"], 0),
+        ("verify", ["verify", str(DATA / "axlearn" / "micro-hybrid"), GOLDEN, "-q"], 6),
+        ("params", ["params", SOURCE, GOLDEN], 0),
+        ("params", ["params", "--model", "envy-switch-xxl"], 0),
+        ("inspect", ["inspect", GOLDEN], 0),
+        ("inspect", ["inspect", "/nothing"], 0),
+        ("mappings list", ["mappings", "list"], 0),
+        ("error", ["verify", GOLDEN, "-q"], 6),
+        ("error", ["params", "--model", "unknown"], 4),
+        ("error", ["params"], 2),
+    ],
+)
+def test_documents(capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], code: int) -> None:
+    assert run([*arguments, "--json"]) == code
+    jsonschema.validate(json.loads(capsys.readouterr().out), SCHEMAS[name])
