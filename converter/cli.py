@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from converter import __version__
-from converter.errors import Ax2mtError, UsageError
+from converter.errors import Ax2mtError, UsageError, VerificationError
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
@@ -26,6 +26,17 @@ MappingOption = Annotated[str | None, typer.Option("--mapping", metavar="FILE", 
 UntieOption = Annotated[bool, typer.Option("--untie", help="Write the output projection as a leaf of its own.")]
 MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for blocks in flight.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+TokensOption = Annotated[
+    str | None, typer.Option("--tokens", metavar="FILE", help="JSON lines of ids, or .npz; default: a built-in set.")
+]
+WhatIfOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Compute as under another maxtext.yml.")
+]
+PatchedOption = Annotated[
+    bool, typer.Option("--norm-after-rope", help="Compute as MaxText does with converter.maxtext_patch.")
+]
+ProcessMemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for the process.")]
 
 
 @app.command()
@@ -102,6 +113,78 @@ def plan(
     _show(as_json, lambda: plan_document(made), lambda console: print_plan(made, console))
 
 
+@app.command()
+def logits(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="AXLearn step or trainer directory, or MaxText's.")],
+    step: StepOption = None,
+    mapping: MappingOption = None,
+    tokens: TokensOption = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help=".npz, or .jsonl for MaxText's logit checker.")
+    ] = None,
+    settings: WhatIfOption = None,
+    norm_after_rope: PatchedOption = False,
+    max_memory: ProcessMemoryOption = "4GiB",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compute a checkpoint's logits, as AXLearn or as MaxText computes them."""
+    from converter.logits import choose_tokens, open_model
+    from converter.logits import logits as run
+    from converter.logits_report import logits_document, print_logits
+    from converter.memory import parse_size, reuse_freed_memory
+
+    reuse_freed_memory()
+    model = open_model(path, step=step, mapping=mapping, settings=settings or [], norm_after_rope=norm_after_rope)
+    chosen = choose_tokens(tokens, model.weights.vocabulary)
+    result = run(model, chosen, out, parse_size(max_memory), _speaker("logits", quiet))
+    _show(as_json, lambda: logits_document(result), lambda console: print_logits(result, console))
+
+
+@app.command()
+def verify(
+    source: SourceArgument,
+    destination: Annotated[str, typer.Argument(metavar="DST", help="The MaxText checkpoint.")],
+    compare_logits: Annotated[bool, typer.Option("--logits", help="Compare what both models compute.")] = False,
+    step: StepOption = None,
+    mapping: MappingOption = None,
+    tokens: TokensOption = None,
+    settings: WhatIfOption = None,
+    norm_after_rope: PatchedOption = False,
+    max_kl: Annotated[float, typer.Option("--max-kl", min=0, help="Worst token's divergence allowed.")] = 1e-4,
+    max_difference: Annotated[
+        float | None, typer.Option("--max-difference", min=0, help="Largest absolute difference allowed.")
+    ] = None,
+    min_top1: Annotated[
+        float, typer.Option("--min-top1", min=0, max=1, help="Least share of tokens with the same top-1.")
+    ] = 0.0,
+    explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Look for the cause of a difference.")] = True,
+    max_memory: ProcessMemoryOption = "4GiB",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare a converted checkpoint with its source."""
+    if not compare_logits:
+        raise UsageError("verify needs --logits")
+    from converter.logits import choose_tokens
+    from converter.logits_compare import compare, open_pair
+    from converter.logits_report import comparison_document, print_comparison
+    from converter.memory import parse_size, reuse_freed_memory
+
+    reuse_freed_memory()
+    models = open_pair(
+        source, destination, step=step, mapping=mapping, settings=settings or [], norm_after=norm_after_rope
+    )
+    limits = [("kl_max", max_kl), ("top1", min_top1)]
+    limits += [("max_abs", max_difference)] if max_difference is not None else []
+    chosen = choose_tokens(tokens, models[0].weights.vocabulary)
+    speaker = _speaker("verify", quiet)
+    result = compare(*models, chosen, budget=parse_size(max_memory), limits=limits, explain=explain, say=speaker)
+    _show(as_json, lambda: comparison_document(result), lambda console: print_comparison(result, console))
+    if not result.passed:
+        raise typer.Exit(VerificationError.exit_code)
+
+
 @mappings_app.command("list")
 def mappings_list() -> None:
     """The bundled tables."""
@@ -138,6 +221,13 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
+def _speaker(title: str, quiet: bool) -> Callable[[str], None]:
+    """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
+
+
 def _show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable[[Any], None]) -> None:
     if as_json:
         typer.echo(json.dumps(document(), indent=2, allow_nan=False))
@@ -156,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False)
     except Ax2mtError as error:
         return _report(arguments, error.kind, error.message, error.details, error.exit_code)
     except KeyboardInterrupt:
@@ -171,7 +261,7 @@ def run(arguments: list[str]) -> int:
             raise
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _report(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _report(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:

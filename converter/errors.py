@@ -56,6 +56,13 @@ class DestinationError(Ax2mtError):
     kind = "destination"
 
 
+class VerificationError(Ax2mtError):
+    """The destination is not what the source makes."""
+
+    exit_code = 6
+    kind = "verification"
+
+
 class InexactError(Ax2mtError):
     """The result cannot be exact in stock MaxText, and `--require-exact` was asked."""
 
