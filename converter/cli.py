@@ -53,6 +53,9 @@ def convert(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change maxtext.yml.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
+    qk_norm: Annotated[
+        str, typer.Option("--qk-norm", help="plain: copy the q/k norm scales; fit: fit them to stock MaxText.")
+    ] = "plain",
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -66,15 +69,18 @@ def convert(
     from converter.memory import parse_size
     from converter.plan import Options
     from converter.progress import Bar, Silent
+    from converter.qk_norm import MODES
     from converter.report import print_result, result_document
     from converter.stage import STORES
 
     if store not in STORES:
         raise UsageError(f"--store {store}: expected one of {', '.join(STORES)}")
+    if qk_norm not in MODES:
+        raise UsageError(f"--qk-norm {qk_norm}: expected one of {', '.join(MODES)}")
     request = Request(
         source=source,
         destination=destination,
-        options=Options(untie=untie, max_memory=parse_size(max_memory)),
+        options=Options(untie=untie, max_memory=parse_size(max_memory), qk_norm=qk_norm),
         step=step,
         mapping=mapping,
         settings=settings or [],

@@ -4,8 +4,11 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from converter.destination import check_destination, check_space, flush, publish
 from converter.errors import DestinationError, InexactError
@@ -14,6 +17,7 @@ from converter.maxtext import CONFIG_NAME, config_yaml, override_config, train_c
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import Options, Plan, make_plan
 from converter.progress import Progress
+from converter.qk_norm import fitted_scales
 from converter.source import Source, open_source
 from converter.stage import Stage
 
@@ -92,9 +96,9 @@ def convert(request: Request, progress: Progress) -> Result:
         check_exact(mismatches)
     stage = Stage(destination, request.store, plan.leaves)
     try:
-        written = _work(
-            plan, stage, request.jobs, progress, config_yaml(config, _origin(source)), bool(config["scan_layers"])
-        )
+        computed = fitted_scales(source) if request.options.qk_norm == "fit" else {}
+        metadata = checkpoint_metadata(plan, bool(config["scan_layers"]))
+        written = _work(plan, stage, request.jobs, progress, config_yaml(config, _origin(source)), metadata, computed)
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
     finally:
         progress.close()
@@ -131,18 +135,31 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
         )
 
 
-def _work(plan: Plan, stage: Stage, jobs: int, progress: Progress, config: str, scan_layers: bool) -> int:
+def checkpoint_metadata(plan: Plan, scan_layers: bool) -> dict[str, Any]:
+    """The custom metadata of the checkpoint's step: what MaxText reads there, and what we did that no shape shows."""
+    return {"scan_layers": scan_layers, "ax2mt": {"qk_norm": plan.options.qk_norm}}
+
+
+def _work(
+    plan: Plan,
+    stage: Stage,
+    jobs: int,
+    progress: Progress,
+    config: str,
+    metadata: Mapping[str, Any],
+    computed: Mapping[str, np.ndarray],
+) -> int:
     """Stages all leaves, lets Orbax commit them, and adds the configuration; returns the bytes on disk."""
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
     from converter.stream import run
 
-    run(plan, stage, progress, jobs=jobs)
+    run(plan, stage, progress, jobs=jobs, computed=computed)
     loading.join()
     from converter.orbax import commit
 
-    commit(stage, plan.leaves, {"scan_layers": scan_layers})
+    commit(stage, plan.leaves, metadata)
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)

@@ -7,15 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from converter.fidelity import PairMismatch
 from converter.logits import LogitsResult, Model
 from converter.logits_compare import DIFFERENT_VERDICT, EQUAL, EQUAL_VERDICT, LogitsComparison
 from converter.logits_metrics import Difference
 from converter.memory import format_size
-from converter.report import SCHEMA_VERSION
-
-BAR = 24
-"""Characters of the longest bar."""
+from converter.report import SCHEMA_VERSION, print_mismatches
 
 
 def print_logits(result: LogitsResult, console: Console) -> None:
@@ -81,19 +77,6 @@ def verdict_lines(result: LogitsComparison) -> list[str]:
         )
     lines += [f"FAILED: {line}" for line in result.limits]
     return lines
-
-
-def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> None:
-    """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", "query*key", "query", "key", "largest |a-b|/|a+b| of query*key in a pair"):
-        table.add_column(name, justify="left" if name.startswith("largest") else "right")
-    largest = max((min(entry.product, 1e300) for entry in mismatches), default=0.0)
-    for entry in mismatches:
-        length = round(BAR * min(entry.product, largest) / largest) if largest else 0
-        figures = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
-        table.add_row(str(entry.layer), *figures, Text("█" * length))
-    console.print(table)
 
 
 def comparison_document(result: LogitsComparison) -> dict[str, Any]:

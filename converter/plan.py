@@ -30,10 +30,12 @@ class Options:
     Attributes:
       untie: write the output projection as a tensor of its own.
       max_memory: bytes that blocks in flight may take together.
+      qk_norm: "plain" copies the q/k norm scales, "fit" fits them to stock MaxText's order of norm and RoPE.
     """
 
     untie: bool = False
     max_memory: int = DEFAULT_MEMORY
+    qk_norm: str = "plain"
 
     @property
     def mapping_options(self) -> frozenset[str]:

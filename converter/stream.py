@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -21,7 +21,9 @@ from converter.zarr2 import ArraySpec, open_spec
 from converter.zarr3 import write_spec
 
 
-def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
+def run(
+    plan: Plan, stage: Stage, progress: Progress, *, jobs: int, computed: Mapping[str, np.ndarray] | None = None
+) -> None:
     """Writes all leaves of a plan into a stage.
 
     Args:
@@ -29,19 +31,21 @@ def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int) -> None:
       stage: an empty stage for the plan's leaves.
       progress: told of each block and each finished leaf.
       jobs: how many blocks may be in flight, as far as the plan's memory budget lets them.
+      computed: leaf path to a whole value that is written in place of the moved one.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
-    engine = _Engine(plan, stage, progress)
+    engine = _Engine(plan, stage, progress, computed or {})
     progress.start(len(plan.leaves), plan.totals.write_bytes)
     engine.run(jobs)
 
 
 class _Engine:
-    def __init__(self, plan: Plan, stage: Stage, progress: Progress):
+    def __init__(self, plan: Plan, stage: Stage, progress: Progress, computed: Mapping[str, np.ndarray]):
         self.plan = plan
+        self.computed = computed
         self.stage = stage
         self.progress = progress
         self.budget = ByteBudget(plan.options.max_memory)
@@ -150,7 +154,9 @@ class _Mover:
         pending = []
         for number, (writer, values) in enumerate(zip(self._writers, targets, strict=True)):
             region = _slices(target_box(self.task.axis_map, span, number))
-            pending.append(writer[region].write(values, can_reference_source_data_indefinitely=True))
+            whole = self.engine.computed.get(self.task.leaves[number].path)
+            written = values if whole is None else whole[region]
+            pending.append(writer[region].write(written, can_reference_source_data_indefinitely=True))
         for leaf, future in zip(self.task.leaves, pending, strict=True):
             try:
                 future.result()
