@@ -22,9 +22,8 @@ from converter.source import Source
 
 MODES = ("plain", "fit")
 
-POSITIONS = 256
-"""Length of the sequences that the fit is for: of those tried the one that helps short and long sequences alike
-(docs/exactness.md)."""
+POSITIONS = 1024
+"""Positions that the fit averages over; each doubling counts alike, so that more would change little."""
 
 LARGEST = 1 - 1e-6
 """Bound of w*r and u*r: beyond 1 a scale would have to be infinite."""
@@ -106,19 +105,21 @@ def fit(query: np.ndarray, key: np.ndarray, *, positions: int, theta: float) -> 
 def _projections(pairs: int, positions: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
     """The w and u of each pair, cut to [-1, 1].
 
-    Means over positions 0 <= n <= m < positions in which each query counts once, whatever the number of its keys, as its
-    attention does. With s = m+n and d = m-n the products of cosines and sines are sums of cos(2mt), cos(2nt) and
-    cos(2dt), so that one sum over the positions is enough.
+    Means over positions 0 <= n <= m < positions, in which the keys of a query count alike, and a query at m counts
+    1/(m+1): each doubling of the position counts the same, so that short sequences are served as well as long ones.
+    With s = m+n and d = m-n the products of cosines and sines are sums of cos(2mt), cos(2nt) and cos(2dt), so that
+    one sum over the positions is enough.
     """
     frequencies = theta ** (-np.arange(pairs) / pairs)
     at = np.arange(positions)
     cosines = np.cos(2 * np.outer(frequencies, at))
-    # A key at n counts 1/(m+1) for each query m from n on, and so does a distance d = n.
-    shares = np.cumsum((1 / (at + 1))[::-1])[::-1]
-    queries, keys = cosines.sum(axis=1), cosines @ shares
+    weight = 1 / (at + 1)
+    # A key at n is seen by all queries m from n on, and so often does the distance d = n occur.
+    seen = np.cumsum(np.square(weight)[::-1])[::-1]
+    queries, keys, count = cosines @ weight, cosines @ seen, weight.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
-        across = (queries + keys) / (positions + keys)
-        along = np.where(positions - keys > 1e-9 * positions, (keys - queries) / (positions - keys), 1.0)
+        across = (queries + keys) / (count + keys)
+        along = np.where(count - keys > 1e-9 * count, (keys - queries) / (count - keys), 1.0)
     return np.clip(across, -1, 1), np.clip(along, -1, 1)
 
 

@@ -119,7 +119,7 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
         lines.append(
             "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
             if qk_norm == "fit"
-            else "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these scales."
+            else "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
         )
     elif mismatches:
         lines.append(
