@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from converter.axlearn_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
 from converter.errors import DestinationError, UsageError
+from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
 from converter.memory import format_size, peak_resident
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
+from converter.source import open_source
 from converter.tokens import Tokens, built_in, read_tokens
-from converter.weights import Weights, config_file, open_weights
+from converter.weights import Weights
 
 DEFAULT_MEMORY = "4GiB"
 
@@ -68,6 +71,20 @@ class LogitsResult:
     deviation: float
     seconds: float
     peak_memory: int
+
+
+def open_weights(path: str, *, step: int | None = None, mapping: str | None = None) -> tuple[Weights, bool]:
+    """Opens a checkpoint of either kind, and tells whether it is AXLearn's.
+
+    Raises:
+      UsageError: `--step` or `--mapping` was given for a MaxText checkpoint.
+      SourceError: it is neither, or damaged.
+    """
+    if maxtext_items(os.path.expanduser(path)) is not None:
+        if step is not None or mapping is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
+        return maxtext_weights(path), False
+    return axlearn_weights(open_source(path, step=step, mapping=mapping)), True
 
 
 def open_model(

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from converter import envy_model
+from converter.axlearn_weights import axlearn_weights
 from converter.envy_model import Variant, run
+from converter.logits import open_weights
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
 from converter.source import open_source
 from converter.tokens import Tokens, built_in
-from converter.weights import Weights, axlearn_weights, open_weights
+from converter.weights import Weights
 
 DATA = Path(__file__).parent / "data"
 
