@@ -110,8 +110,12 @@ def _leaf_names(metadata: Mapping[str, object], items: str) -> list[str]:
         raise SourceError(f"{items}/_METADATA: has no tree_metadata; expected what Orbax writes")
     names: list[str] = []
     for entry in tree.values():
-        keys = [str(part.get("key")) for part in entry.get("key_metadata", ())]
-        if keys[:2] == ["params", "params"] and not entry.get("value_metadata", {}).get("skip_deserialize"):
+        if not isinstance(entry, dict):
+            continue
+        keys = [str(part.get("key")) for part in entry.get("key_metadata", ()) if isinstance(part, dict)]
+        value = entry.get("value_metadata")
+        skipped = isinstance(value, dict) and value.get("skip_deserialize")
+        if keys[:2] == ["params", "params"] and not skipped:
             names.append("/".join(keys[2:]))
     if not names:
         raise SourceError(f"{items}: holds no params/params; expected a MaxText checkpoint")
