@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,6 +30,17 @@ StoreOption = Annotated[str, typer.Option("--store", help="files, ocdbt (one dat
 RewriteOption = Annotated[bool, typer.Option("--rewrite", help="Decode and encode every chunk, pass none through.")]
 LinkOption = Annotated[bool, typer.Option("--link", help="Hard-link chunks instead of copying: no checksums.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+TokensOption = Annotated[
+    str | None, typer.Option("--tokens", metavar="FILE", help="JSON lines of ids, or .npz; default: a built-in set.")
+]
+WhatIfOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Compute as under another maxtext.yml.")
+]
+PatchedOption = Annotated[
+    bool, typer.Option("--norm-after-rope", help="Compute as MaxText does with converter.maxtext_patch.")
+]
+ProcessMemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for the process.")]
 
 
 @app.command()
@@ -50,6 +61,9 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
+    qk_norm: Annotated[
+        str, typer.Option("--qk-norm", help="plain: copy the q/k norm scales; fit: fit them to stock MaxText.")
+    ] = "plain",
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -65,7 +79,7 @@ def convert(
     from converter.progress import Bar, Silent
     from converter.report import print_result, result_document
 
-    options = Options(untie, parse_size(max_memory), store, rewrite, link)
+    options = Options(untie, parse_size(max_memory), store, rewrite, link, qk_norm)
     options.check()
     request = Request(
         source=source,
@@ -121,32 +135,101 @@ def verify(
     mapping: MappingOption = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="The dtype that weights were cast to.")] = None,
     sample: Annotated[float | None, typer.Option("--sample", help="Compare only this fraction of the blocks.")] = None,
-    max_memory: MemoryOption = "1GiB",
+    max_memory: Annotated[
+        str | None, typer.Option("--max-memory", metavar="SIZE", help="Budget: 1GiB, with --logits 4GiB.")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Blocks in flight, as memory allows.")] = 2,
+    compare_logits: Annotated[
+        bool, typer.Option("--logits", help="Compare what both models compute, not their bits.")
+    ] = False,
+    tokens: TokensOption = None,
+    settings: WhatIfOption = None,
+    norm_after_rope: PatchedOption = False,
+    max_kl: Annotated[float, typer.Option("--max-kl", min=0, help="Worst token's divergence allowed.")] = 1e-4,
+    max_difference: Annotated[
+        float | None, typer.Option("--max-difference", min=0, help="Largest absolute difference allowed.")
+    ] = None,
+    min_top1: Annotated[
+        float, typer.Option("--min-top1", min=0, max=1, help="Least share of tokens with the same top-1.")
+    ] = 0.0,
+    explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Look for the cause of a difference.")] = True,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name each finished leaf.")] = False,
 ) -> None:
     """Compare a MaxText checkpoint with its source, or with the digests it carries."""
     from converter.memory import parse_size
+
+    if compare_logits:
+        if destination is None or (dtype, sample) != (None, None):
+            raise UsageError("--logits compares two checkpoints whole: verify SRC DST --logits, no --dtype or --sample")
+        limits = [("kl_max", max_kl), ("top1", min_top1)]
+        limits += [("max_abs", max_difference)] if max_difference is not None else []
+        memory = parse_size(max_memory or "4GiB")
+        pair = _Pair(source, destination, step, mapping, tokens, settings or [], norm_after_rope)
+        passed = _verify_logits(pair, limits, explain, memory, as_json, quiet)
+    else:
+        if tokens or settings or norm_after_rope:
+            raise UsageError("--tokens, --set and --norm-after-rope need --logits")
+        memory = parse_size(max_memory or "1GiB")
+        passed = _verify_bits(
+            (source, destination, step, mapping, dtype, sample, memory, jobs), as_json, quiet, verbose
+        )
+    if not passed:
+        raise typer.Exit(VerificationError.exit_code)
+
+
+class _Pair(NamedTuple):
+    source: str
+    destination: str
+    step: int | None
+    mapping: str | None
+    tokens: str | None
+    settings: list[str]
+    norm_after_rope: bool
+
+
+def _verify_logits(
+    pair: _Pair, limits: list[tuple[str, float]], explain: bool, memory: int, as_json: bool, quiet: bool
+) -> bool:
+    from converter.logits import choose_tokens
+    from converter.logits_compare import compare, open_pair
+    from converter.logits_report import comparison_document, print_comparison
+    from converter.memory import reuse_freed_memory
+
+    reuse_freed_memory()
+    models = open_pair(
+        pair.source,
+        pair.destination,
+        step=pair.step,
+        mapping=pair.mapping,
+        settings=pair.settings,
+        norm_after=pair.norm_after_rope,
+    )
+    chosen = choose_tokens(pair.tokens, models[0].weights.vocabulary)
+    speaker = _speaker("verify", quiet)
+    result = compare(*models, chosen, budget=memory, limits=limits, explain=explain, say=speaker)
+    _show(as_json, lambda: comparison_document(result), lambda console: print_comparison(result, console))
+    return result.passed
+
+
+def _verify_bits(request: tuple[Any, ...], as_json: bool, quiet: bool, verbose: bool) -> bool:
     from converter.progress import Bar, Silent
     from converter.proof_report import print_verification, verification_document
     from converter.verify import VerifyRequest
     from converter.verify import verify as compare
     from converter.verify_digests import verify_digests
 
-    memory = parse_size(max_memory)
+    source, destination, step, mapping, dtype, sample, memory, jobs = request
     progress = Silent() if quiet else Bar("verify", verbose=verbose)
     if destination is not None:
-        request = VerifyRequest(source, destination, step, mapping, dtype, sample, memory, jobs)
-        result = compare(request, progress)
+        result = compare(VerifyRequest(*request), progress)
     elif (step, mapping, dtype, sample) != (None, None, None, None):
         raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
     else:
         result = verify_digests(source, progress, max_memory=memory, jobs=jobs)
     _show(as_json, lambda: verification_document(result), lambda console: print_verification(result, console))
-    if not result.ok:
-        raise typer.Exit(VerificationError.exit_code)
+    return result.ok
 
 
 @app.command()
@@ -184,6 +267,34 @@ def inspect(
 
     found = look(path)
     _show(as_json, lambda: inspection_document(found), lambda console: print_inspection(found, console))
+
+
+@app.command()
+def logits(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="AXLearn step or trainer directory, or MaxText's.")],
+    step: StepOption = None,
+    mapping: MappingOption = None,
+    tokens: TokensOption = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help=".npz, or .jsonl for MaxText's logit checker.")
+    ] = None,
+    settings: WhatIfOption = None,
+    norm_after_rope: PatchedOption = False,
+    max_memory: ProcessMemoryOption = "4GiB",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compute a checkpoint's logits, as AXLearn or as MaxText computes them."""
+    from converter.logits import choose_tokens, open_model
+    from converter.logits import logits as run
+    from converter.logits_report import logits_document, print_logits
+    from converter.memory import parse_size, reuse_freed_memory
+
+    reuse_freed_memory()
+    model = open_model(path, step=step, mapping=mapping, settings=settings or [], norm_after_rope=norm_after_rope)
+    chosen = choose_tokens(tokens, model.weights.vocabulary)
+    result = run(model, chosen, out, parse_size(max_memory), _speaker("logits", quiet))
+    _show(as_json, lambda: logits_document(result), lambda console: print_logits(result, console))
 
 
 @mappings_app.command("list")
@@ -230,6 +341,13 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         typer.echo(f"ax2mt {__version__}")
         raise typer.Exit
+
+
+def _speaker(title: str, quiet: bool) -> Callable[[str], None]:
+    """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
 
 
 def _show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable[[Any], None]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from converter import __version__
 from converter.axlearn import is_committed
 from converter.destination import check_destination, check_space, flush, publish
@@ -20,6 +22,7 @@ from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_confi
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
+from converter.qk_norm import fitted_scales
 from converter.routes import LINK
 from converter.source import Source, open_source
 from converter.stage import Stage, finish_published, tree_bytes
@@ -132,7 +135,9 @@ def _stage_and_publish(
     try:
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
-        written = _work(plan, stage, request, progress, config_yaml(conversion["maxtext.yml"], _origin(source)))
+        text = config_yaml(conversion["maxtext.yml"], _origin(source))
+        computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
+        written = _work(plan, stage, request, progress, text, computed)
         if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         stage.mark_published()
@@ -161,6 +166,7 @@ def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str,
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         "untie": plan.options.untie,
+        "qk_norm": plan.options.qk_norm,
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(config)),
     }
@@ -204,17 +210,20 @@ def file_digest(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config: str) -> Written:
+def _work(
+    plan: Plan, stage: Stage, request: Request, progress: Progress, config: str, computed: Mapping[str, np.ndarray]
+) -> Written:
     """Stages all leaves, lets Orbax commit them, adds the configuration, and makes all of it durable."""
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
-    written = run(plan, stage, progress, jobs=request.jobs, check=request.check)
+    written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
     loading.join()
     from converter.orbax import commit
 
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
-    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"]), **metadata_entry(records)})
+    entry = metadata_entry(records, qk_norm=plan.options.qk_norm)
+    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"]), **entry})
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
@@ -226,7 +235,7 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
 
 
 def _receipt_origin(plan: Plan) -> Origin:
-    options = {"untie": plan.options.untie, "store": plan.options.store}
+    options = {"untie": plan.options.untie, "store": plan.options.store, "qk_norm": plan.options.qk_norm}
     return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options)
 
 

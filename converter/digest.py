@@ -102,9 +102,10 @@ def chunk_digest(grid_index: Sequence[int], data: np.ndarray | bytes | memoryvie
     return state.intdigest()
 
 
-def metadata_entry(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What goes into the step's custom metadata: leaf key to record."""
-    return {METADATA_KEY: {"version": VERSION, "leaves": {key: dict(record) for key, record in records.items()}}}
+def metadata_entry(records: Mapping[str, Mapping[str, Any]], *, qk_norm: str) -> dict[str, Any]:
+    """What goes into the step's custom metadata: leaf key to record, and how the q/k norm scales were made."""
+    leaves = {key: dict(record) for key, record in records.items()}
+    return {METADATA_KEY: {"version": VERSION, "qk_norm": qk_norm, "leaves": leaves}}
 
 
 def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:

@@ -57,15 +57,14 @@ def pair_mismatches(source: Source) -> tuple[PairMismatch, ...]:
             _scales(source, match, path.replace(LAYER_FIELD, place)) for path in (rule.query_scale, rule.key_scale)
         )
         for repeat in range(query.shape[0]):
-            result.append(
-                PairMismatch(
-                    repeat * match.blocks + block,
-                    _mismatch(query[repeat] * key[repeat]),
-                    _mismatch(query[repeat]),
-                    _mismatch(key[repeat]),
-                )
-            )
+            result.append(scale_mismatches(repeat * match.blocks + block, query[repeat], key[repeat]))
     return tuple(sorted(result, key=lambda entry: entry.layer))
+
+
+def scale_mismatches(layer: int, query: np.ndarray, key: np.ndarray) -> PairMismatch:
+    """Measures one layer's scales [H], rotated pairs side by side."""
+    query, key = query.astype(np.float64), key.astype(np.float64)
+    return PairMismatch(layer, _mismatch(query * key), _mismatch(query), _mismatch(key))
 
 
 def _mismatch(values: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from converter.source import Source
 from converter.zarr2 import ArraySpec
 
 DEFAULT_MEMORY = 1 << 30
+QK_NORM_MODES = ("plain", "fit")
 JOBS = 2
 """Blocks in flight by default; more than two bring nothing on two cores."""
 
@@ -40,6 +41,7 @@ class Options:
       store: how leaves are stored, see `encoding`.
       rewrite: decode and encode every chunk, also where it could be passed through.
       link: hard-link chunks that can be passed through.
+      qk_norm: "plain" copies the q/k norm scales, "fit" fits them to stock MaxText's order of norm and RoPE.
     """
 
     untie: bool = False
@@ -47,6 +49,7 @@ class Options:
     store: str = STORES[0]
     rewrite: bool = False
     link: bool = False
+    qk_norm: str = QK_NORM_MODES[0]
 
     def check(self) -> None:
         """Refuses options that contradict each other.
@@ -62,6 +65,8 @@ class Options:
             )
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
+        if self.qk_norm not in QK_NORM_MODES:
+            raise UsageError(f"--qk-norm {self.qk_norm}: expected one of {', '.join(QK_NORM_MODES)}")
 
     @property
     def mapping_options(self) -> frozenset[str]:

@@ -15,6 +15,9 @@ from converter.memory import format_size
 from converter.plan import Plan, Task
 
 SCHEMA_VERSION = 1
+BAR = 24
+"""Characters of the longest bar."""
+
 WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
 
@@ -84,7 +87,9 @@ def print_result(result: Result, console: Console) -> None:
     )
     console.print(_work_text(result), soft_wrap=True)
     console.print()
-    for line in fidelity_lines(result.mismatches, tied=not plan.options.untie):
+    if any(not entry.exact for entry in result.mismatches):
+        print_mismatches(result.mismatches, console)
+    for line in fidelity_lines(result.mismatches, tied=not plan.options.untie, qk_norm=plan.options.qk_norm):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
@@ -109,19 +114,33 @@ def _work_text(result: Result) -> str:
     return text[0].upper() + text[1:]
 
 
-def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool) -> list[str]:
+def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> None:
+    """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", "query*key", "query", "key", "largest |a-b|/|a+b| of query*key in a pair"):
+        table.add_column(name, justify="left" if name.startswith("largest") else "right")
+    largest = max((min(entry.product, 1e300) for entry in mismatches), default=0.0)
+    for entry in mismatches:
+        length = round(BAR * min(entry.product, largest) / largest) if largest else 0
+        figures = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
+        table.add_row(str(entry.layer), *figures, Text("█" * length))
+    console.print(table)
+
+
+def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm: str) -> list[str]:
     """What MaxText computes from these weights, in words."""
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
     if unequal:
         lines.append(
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
-            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs:"
+            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
-        lines += [
-            f"  layer {e.layer}: |a-b|/|a+b| up to {e.product:.3g} for query*key, {e.query:.3g} query, {e.key:.3g} key"
-            for e in unequal
-        ]
+        lines.append(
+            "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+            if qk_norm == "fit"
+            else "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
+        )
     elif mismatches:
         lines.append(
             f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
@@ -213,6 +232,7 @@ def result_document(result: Result) -> dict[str, Any]:
         "resumed": result.resumed,
         "work": {**asdict(result.written.counts), "peak_in_flight": result.written.peak_in_flight},
         "fidelity": {
+            "qk_norm": result.plan.options.qk_norm,
             "exact_attention": all(entry.exact for entry in result.mismatches),
             "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
             "qk_norm_pairs": [

@@ -3,7 +3,7 @@
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +19,19 @@ from converter.plan import Leaf, Task
 class Rewriter:
     """Rewrites the blocks of one task; safe to use from several threads."""
 
-    def __init__(self, task: Task, stop: threading.Event):
-        """Prepares a task that the plan has cut into blocks; `stop` ends a long group early."""
+    def __init__(self, task: Task, stop: threading.Event, computed: Mapping[str, np.ndarray]):
+        """Prepares a task that the plan has cut into blocks.
+
+        Args:
+          task: the task.
+          stop: ends a long group early.
+          computed: leaf path to a whole value that is written in place of the moved one.
+        """
         assert task.blocking is not None
         self.task = task
         self.blocking = task.blocking
         self.stop = stop
+        self.computed = computed
         self._readers: list[BlockReader] = []
         self._lock = threading.Lock()
 
@@ -79,8 +86,9 @@ class Rewriter:
         """Encodes all target chunks of a block; returns how many."""
         targets = blocking.block_map(self.task.axis_map, span).forward(arrays)
         count = 0
-        for number, (store, values) in enumerate(zip(stores, targets, strict=True)):
+        for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):
             box = target_box(self.task.axis_map, span, number)
+            values = self.computed[store.leaf.path][slices(box)] if store.leaf.path in self.computed else moved
             for index in leaf_chunks(store.leaf, box):
                 if keep and store.has_chunk(index):
                     continue

@@ -1,9 +1,11 @@
 """Runs a plan: block after block and chunk after chunk, several in flight, under a memory budget."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from converter.chunk_codec import check_chunk
 from converter.chunk_copy import copy_chunk, link_chunk, target_index
@@ -51,7 +53,15 @@ class Written:
     peak_in_flight: int = 0
 
 
-def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int, check: bool = False) -> Written:
+def run(
+    plan: Plan,
+    stage: Stage,
+    progress: Progress,
+    *,
+    jobs: int,
+    check: bool = False,
+    computed: Mapping[str, np.ndarray] | None = None,
+) -> Written:
     """Writes all leaves of a plan into a stage.
 
     Args:
@@ -60,18 +70,20 @@ def run(plan: Plan, stage: Stage, progress: Progress, *, jobs: int, check: bool 
       progress: told of each unit of work and each finished leaf.
       jobs: how many units may be in flight, as far as the plan's memory budget lets them.
       check: decode the chunks that are passed through as well, only to see that they can be decoded.
+      computed: leaf path to a whole value that is written in place of the moved one; only for rewritten leaves.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
     progress.start(len(plan.leaves), plan.totals.write_bytes)
-    return _Engine(plan, stage, progress, check).run(jobs)
+    return _Engine(plan, stage, progress, check, computed or {}).run(jobs)
 
 
 class _Engine:
-    def __init__(self, plan: Plan, stage: Stage, progress: Progress, check: bool):
+    def __init__(self, plan: Plan, stage: Stage, progress: Progress, check: bool, computed: Mapping[str, np.ndarray]):
         self.check = check
+        self.computed = computed
         self.plan = plan
         self.stage = stage
         self.progress = progress
@@ -147,7 +159,7 @@ class _Engine:
             yield lambda index=index: unit(index)
 
     def _rewrite_units(self, work: "_TaskWork") -> Iterator[Unit]:
-        rewriter = Rewriter(work.task, self.stop)
+        rewriter = Rewriter(work.task, self.stop, self.computed)
 
         def unit(group: dict[str, tuple[int, int]]) -> int:
             kept = self.stage.resumed and rewriter.is_done(group, work.stores)

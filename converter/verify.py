@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ from converter.axis_map import AxisMap, Box
 from converter.blocking import Blocking, BlockTooLarge, Span, block_map, groups, plan_blocks, target_box
 from converter.compare import LeafComparison
 from converter.diagnosis import Diagnostician
+from converter.digest import METADATA_KEY
 from converter.errors import UsageError, VerificationError
 from converter.matching import match_table
 from converter.maxtext_reader import Target, TargetArray, evident_options, open_target, orbax_problems
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY, Options, Plan, Task, make_plan
 from converter.progress import Progress
+from converter.qk_norm import fitted_scales
 from converter.source import Source, open_source
 from converter.source_blocks import SourceBlocks
 from converter.verification import CastReport, Finding, Verification, run_units
@@ -78,8 +80,9 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     target = open_target(request.destination)
     source, untie = _open_source(request, target)
     plan = make_plan(source, Options(untie=untie, max_memory=request.max_memory, rewrite=True))
-    run = _Run(plan, target, request, progress)
-    notes = run.coverage()
+    fitted, fit_notes = _fitted(source, target)
+    run = _Run(plan, target, request, progress, fitted)
+    notes = [*fit_notes, *run.coverage()]
     run.find_missing_chunks()
     try:
         run.compare()
@@ -120,8 +123,26 @@ def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
     return source, "untie" in options
 
 
+def _fitted(source: Source, target: Target) -> tuple[Mapping[str, np.ndarray], tuple[str, ...]]:
+    """The leaves that the checkpoint says it has fitted values for, made anew from the source; and a note on it."""
+    entry = target.custom.get(METADATA_KEY)
+    if not isinstance(entry, dict) or entry.get("qk_norm") != "fit":
+        return {}, ()
+    fitted = fitted_scales(source)
+    note = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
+    return fitted, (note,)
+
+
 class _Run:
-    def __init__(self, plan: Plan, target: Target, request: VerifyRequest, progress: Progress):
+    def __init__(
+        self,
+        plan: Plan,
+        target: Target,
+        request: VerifyRequest,
+        progress: Progress,
+        fitted: Mapping[str, np.ndarray],
+    ):
+        self.fitted = fitted
         self.plan = plan
         self.target = target
         self.request = request
@@ -251,6 +272,10 @@ class _Run:
         except VerificationError as error:
             with self.lock:
                 self.broken.setdefault(path, error.message.removeprefix(f"{path}: "))
+            return
+        if path in self.fitted:
+            expected = self.fitted[path][tuple(slice(low, high) for low, high in box)]
+            self.comparisons[path].add([low for low, _ in box], [1] * len(box), expected, found)
             return
         for piece in cut.pieces(number, tuple((0, high - low) for low, high in box)):
             starts = [low + part.start for (low, _), part in zip(box, piece.target_slices, strict=True)]

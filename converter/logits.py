@@ -1,0 +1,244 @@
+"""Logits of a checkpoint, from AXLearn or from MaxText, written to a file.
+
+`.npz` holds `input_ids` [sequences, positions] and `logits` [sequences, positions, vocabulary]. `.jsonl` is what
+MaxText's `forward_pass_logit_checker` takes as golden logits: a line a sequence with `prompt`, `tokens` and `logits`
+[positions, vocabulary].
+"""
+
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from converter.axlearn_weights import axlearn_weights
+from converter.envy_model import Variant, run, working_memory
+from converter.errors import DestinationError, UsageError
+from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
+from converter.memory import format_size, peak_resident
+from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
+from converter.source import open_source
+from converter.tokens import Tokens, built_in, read_tokens
+from converter.weights import Weights
+
+DEFAULT_MEMORY = "4GiB"
+
+INTERPRETER = 600 << 20
+"""What the process takes with numpy, jax and TensorStore loaded and compiled code in place: measured."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and what is computed from it.
+
+    Attributes:
+      weights: its tensors.
+      semantics: the arithmetic.
+      kind: "AXLearn" or "MaxText".
+      origin: where the arithmetic was taken from, for reports.
+    """
+
+    weights: Weights
+    semantics: Semantics
+    kind: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class LogitsResult:
+    """What `ax2mt logits` did.
+
+    Attributes:
+      model: the model.
+      tokens: what it was given.
+      file: the file that was written; None where only the summary was asked for.
+      mean: of all logits.
+      deviation: standard deviation of all logits.
+      seconds: wall time.
+      peak_memory: the largest resident set of this process, in bytes.
+    """
+
+    model: Model
+    tokens: Tokens
+    file: str | None
+    mean: float
+    deviation: float
+    seconds: float
+    peak_memory: int
+
+
+def open_weights(path: str, *, step: int | None = None, mapping: str | None = None) -> tuple[Weights, bool]:
+    """Opens a checkpoint of either kind, and tells whether it is AXLearn's.
+
+    Raises:
+      UsageError: `--step` or `--mapping` was given for a MaxText checkpoint.
+      SourceError: it is neither, or damaged.
+    """
+    if maxtext_items(os.path.expanduser(path)) is not None:
+        if step is not None or mapping is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
+        return maxtext_weights(path), False
+    return axlearn_weights(open_source(path, step=step, mapping=mapping)), True
+
+
+def open_model(
+    path: str,
+    *,
+    step: int | None = None,
+    mapping: str | None = None,
+    settings: Sequence[str] = (),
+    norm_after_rope: bool = False,
+) -> Model:
+    """Opens a checkpoint of either kind with the arithmetic that belongs to it.
+
+    Args:
+      path: an AXLearn step or trainer directory, or a MaxText checkpoint.
+      step: the wanted AXLearn step.
+      mapping: a user's own table, for AXLearn.
+      settings: `KEY=VALUE` changes of the MaxText configuration.
+      norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
+
+    Raises:
+      UsageError: MaxText's options were given for an AXLearn checkpoint, or the other way round.
+      SourceError: the checkpoint is damaged or is none.
+    """
+    weights, is_axlearn = open_weights(path, step=step, mapping=mapping)
+    if is_axlearn:
+        if settings or norm_after_rope:
+            raise UsageError(
+                f"{path} is an AXLearn checkpoint; --set and --norm-after-rope are for MaxText checkpoints"
+            )
+        return Model(weights, AXLEARN, "AXLearn", "AXLearn's Envy")
+    has_unembedding = "unembedding" in weights.top
+    file = config_file(path)
+    config = read_config(file, list(settings), has_unembedding=has_unembedding)
+    semantics = maxtext_semantics(config, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
+    origin = file or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
+    changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]
+    return Model(weights, semantics, "MaxText", f"{origin}{' with ' + ', '.join(changes) if changes else ''}")
+
+
+def choose_tokens(file: str | None, vocabulary: int) -> Tokens:
+    """The tokens of a file, or the built-in set."""
+    return built_in(vocabulary) if file is None else read_tokens(file, vocabulary)
+
+
+def check_memory(weights: Weights, variants: int, tokens: Tokens, budget: int, kept: int = 0) -> None:
+    """Refuses a run that would not fit the budget.
+
+    Args:
+      weights: the checkpoint.
+      variants: models that run side by side.
+      tokens: what they are given.
+      budget: bytes that the process may take.
+      kept: bytes that the caller holds besides.
+
+    Raises:
+      UsageError: with the bytes needed.
+    """
+    needed = working_memory(weights, variants, len(tokens.ids)) + kept + INTERPRETER
+    if needed > budget:
+        raise UsageError(
+            f"--max-memory {format_size(budget)} is too small: {len(tokens.ids)} tokens through {weights.path} take "
+            f"{format_size(needed)}; give more, or fewer tokens with --tokens"
+        )
+
+
+def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say) -> LogitsResult:
+    """Computes the logits of all tokens and writes them as they come.
+
+    Args:
+      model: the checkpoint and its arithmetic.
+      tokens: the sequences.
+      out: `.npz` or `.jsonl` file to write; None for the summary alone.
+      budget: bytes that the process may take.
+      say: told what is being worked on.
+
+    Raises:
+      UsageError: the budget is too small, or the file has another ending, or `.npz` cannot hold the sequences.
+      DestinationError: the file cannot be written.
+      SourceError: a tensor cannot be read.
+    """
+    started = time.monotonic()
+    check_memory(model.weights, 1, tokens, budget)
+    moments = np.zeros(2)
+
+    def collect(write: Callable[[np.ndarray], None]) -> None:
+        def sink(_: int, values: np.ndarray) -> None:
+            wide = values[0].astype(np.float64)
+            moments[:] += wide.sum(), np.square(wide).sum()
+            write(values[0])
+
+        run(model.weights, [Variant(model.semantics)], tokens, sink, progress=say)
+
+    if out is None:
+        collect(lambda _: None)
+    else:
+        _write_file(out, tokens, model.weights.vocabulary, collect)
+    count = len(tokens.ids) * model.weights.vocabulary
+    mean = moments[0] / count
+    deviation = float(np.sqrt(max(moments[1] / count - mean**2, 0.0)))
+    return LogitsResult(model, tokens, out, float(mean), deviation, time.monotonic() - started, peak_resident())
+
+
+def _write_file(out: str, tokens: Tokens, vocabulary: int, collect: Callable[[Callable], None]) -> None:
+    """Writes beside the file and renames, so that an interrupted run leaves nothing that looks finished."""
+    writers = {".npz": _write_npz, ".jsonl": _write_lines}
+    writer = writers.get(os.path.splitext(out)[1])
+    if writer is None:
+        raise UsageError(f"--out {out}: expected a file that ends in .npz or .jsonl")
+    if out.endswith(".npz") and not tokens.rectangular:
+        raise UsageError(f"--out {out}: sequences of different lengths do not fit an .npz; write a .jsonl")
+    part = out + ".part"
+    try:
+        writer(part, tokens, vocabulary, collect)
+        os.replace(part, out)
+    except OSError as error:
+        raise DestinationError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+
+
+def _write_npz(part: str, tokens: Tokens, vocabulary: int, collect: Callable[[Callable], None]) -> None:
+    start, stop = tokens.sequences[0]
+    shape = len(tokens.sequences), stop - start
+    with zipfile.ZipFile(part, "w", allowZip64=True) as archive:
+        with archive.open("input_ids.npy", "w") as member:
+            np.lib.format.write_array(member, tokens.ids.reshape(shape))
+        header = {"descr": "<f4", "fortran_order": False, "shape": (*shape, vocabulary)}
+        with archive.open("logits.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_1_0(member, header)
+            collect(lambda values: member.write(np.ascontiguousarray(values, "<f4").data))
+
+
+def _write_lines(part: str, tokens: Tokens, _: int, collect: Callable[[Callable], None]) -> None:
+    with open(part, "w", encoding="utf-8") as file:
+        writer = _LineWriter(file, tokens)
+        collect(writer.add)
+
+
+class _LineWriter:
+    """Writes rows of logits as JSON lines, one for each sequence, a row at a time."""
+
+    def __init__(self, file: Any, tokens: Tokens):
+        self.file = file
+        self.tokens = tokens
+        self.starts = dict(tokens.sequences)
+        self.stops = {stop for _, stop in tokens.sequences}
+        self.at = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        for row in rows:
+            if self.at in self.starts:
+                ids = self.tokens.ids[self.at : self.starts[self.at]].tolist()
+                self.file.write(f'{{"prompt": "", "tokens": {json.dumps(ids)}, "logits": [')
+            self.at += 1
+            self.file.write(json.dumps(row.tolist()))
+            self.file.write("]}\n" if self.at in self.stops else ", ")

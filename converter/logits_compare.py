@@ -1,0 +1,306 @@
+"""Compares the logits of an AXLearn checkpoint and of what was converted from it, and says where they differ and why.
+
+The cause is found by undoing known differences one after the other (see `logits_causes`), each time the one that
+brings the logits closest, until they are equal or nothing helps. All candidates of a round run on one reading of
+the weights.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from converter.array_view import View
+from converter.envy_model import Variant, run, working_memory
+from converter.errors import SourceError, VerificationError
+from converter.fidelity import PairMismatch, scale_mismatches
+from converter.logits import INTERPRETER, Model, check_memory, open_model
+from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
+from converter.logits_metrics import Bucket, Difference, Distance, exceeded
+from converter.memory import peak_resident
+from converter.tokens import Tokens
+from converter.weights import Weights
+
+EQUAL = 2e-5
+"""Relative difference below which two computations in float32 are the same function."""
+
+GAIN = 0.9
+"""A switch explains something if it lowers the relative difference at least by this factor."""
+
+TIE = 1.05
+"""Of switches that help equally, up to this factor, the first and more specific one is named."""
+
+DEFAULT_KL = 1e-4
+"""The worst token's divergence that passes by default: rounding the tied table stays below, an unequal function not."""
+
+EQUAL_VERDICT, ROUNDING_VERDICT, DIFFERENT_VERDICT = "equal", "equal but for the bfloat16 rounding", "different"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One known difference that was found and undone.
+
+    Attributes:
+      name: what it is.
+      advice: what to do about it.
+      before: the distance with it, and with those before it undone.
+      after: the distance once it is undone too.
+    """
+
+    name: str
+    advice: str
+    before: Difference
+    after: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """A known difference, and the distance where it alone is undone."""
+
+    name: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class LogitsComparison:
+    """What `verify --logits` found.
+
+    Attributes:
+      source: the AXLearn model.
+      destination: the MaxText model.
+      tokens: what both were given.
+      difference: over all tokens.
+      buckets: by position.
+      verdict: equal, equal but for the rounding, or different.
+      steps: the known differences that were found, the largest first.
+      switched: each known difference undone alone; empty where nothing had to be explained.
+      findings: further evidence, such as heads in wrong places.
+      limits: the limits that were exceeded, as lines.
+      mismatches: the q/k norm pairs of every layer.
+      seconds: wall time.
+      peak_memory: the largest resident set of this process, in bytes.
+    """
+
+    source: Model
+    destination: Model
+    tokens: Tokens
+    difference: Difference
+    buckets: tuple[Bucket, ...]
+    verdict: str
+    steps: tuple[Step, ...]
+    switched: tuple[Switched, ...]
+    findings: tuple[str, ...]
+    limits: tuple[str, ...]
+    mismatches: tuple[PairMismatch, ...]
+    seconds: float
+    peak_memory: int
+
+    @property
+    def passed(self) -> bool:
+        return not self.limits
+
+    @property
+    def remaining(self) -> Difference:
+        """What no known difference explains."""
+        return self.steps[-1].after if self.steps else self.difference
+
+    @property
+    def explained(self) -> bool:
+        return self.remaining.relative <= EQUAL
+
+
+def open_pair(
+    source: str, destination: str, *, step: int | None, mapping: str | None, settings: Sequence[str], norm_after: bool
+) -> tuple[Model, Model]:
+    """Opens both checkpoints.
+
+    Raises:
+      SourceError: one of them is damaged, or is not of its kind.
+      VerificationError: the destination's tensors cannot make the source's model.
+    """
+    first = open_model(source, step=step, mapping=mapping)
+    if first.kind != "AXLearn":
+        raise SourceError(f"{source} is a MaxText checkpoint; expected SRC to be the AXLearn checkpoint, DST MaxText's")
+    try:
+        second = open_model(destination, settings=settings, norm_after_rope=norm_after)
+    except SourceError as error:
+        if not error.details:
+            raise
+        raise VerificationError(error.message, error.details) from None
+    if second.kind != "MaxText":
+        raise SourceError(f"{destination} is an AXLearn checkpoint; expected DST to be the MaxText checkpoint")
+    problems = _unlike(first.weights, second.weights)
+    if problems:
+        raise VerificationError(
+            f"{destination}: not a conversion of {source}, its tensors make another model", problems
+        )
+    return first, second
+
+
+def compare(
+    source: Model,
+    destination: Model,
+    tokens: Tokens,
+    *,
+    budget: int,
+    limits: Sequence[tuple[str, float]],
+    explain: bool,
+    say: Say,
+) -> LogitsComparison:
+    """Computes both models' logits and compares them.
+
+    Args:
+      source: the AXLearn model.
+      destination: the MaxText model.
+      tokens: what both are given.
+      budget: bytes that the process may take.
+      limits: names of figures and the largest values allowed.
+      explain: look for the causes of a difference.
+      say: told what is being worked on.
+
+    Raises:
+      UsageError: the budget is too small.
+      SourceError: a tensor cannot be read.
+    """
+    started = time.monotonic()
+    kept = len(tokens.ids) * source.weights.vocabulary * 4
+    for model in (source, destination):
+        check_memory(model.weights, 1, tokens, budget, kept)
+    reference = np.empty((len(tokens.ids), source.weights.vocabulary), np.float32)
+
+    def keep(start: int, values: np.ndarray) -> None:
+        reference[start : start + values.shape[1]] = values[0]
+
+    run(source.weights, [Variant(source.semantics)], tokens, keep, progress=lambda text: say(f"AXLearn: {text}"))
+    search = _Search(destination.weights, tokens, reference, budget - kept, say)
+    base = Variant(destination.semantics)
+    (distance,) = search.distances([base])
+    steps: tuple[Step, ...] = ()
+    switched: tuple[Switched, ...] = ()
+    if explain and distance.total().relative > EQUAL:
+        causes = known_causes(source.weights, destination.weights.qk_norm)
+        steps, switched = _explain(search, base, distance.total(), causes)
+    total = distance.total()
+    return LogitsComparison(
+        source=source,
+        destination=destination,
+        tokens=tokens,
+        difference=total,
+        buckets=distance.buckets(),
+        verdict=_verdict(total, steps),
+        steps=steps,
+        switched=switched,
+        findings=head_findings(source.weights, destination.weights),
+        limits=exceeded(total, limits),
+        mismatches=weight_mismatches(source.weights),
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+    )
+
+
+def weight_mismatches(weights: Weights) -> tuple[PairMismatch, ...]:
+    """The q/k norm pairs of AXLearn weights, layer by layer."""
+    return tuple(
+        scale_mismatches(number, layer["query_scale"].read(), layer["key_scale"].read())
+        for number, layer in enumerate(weights.layers)
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Runs variants of the destination and measures how far each is from the source."""
+
+    weights: Weights
+    tokens: Tokens
+    reference: np.ndarray
+    budget: int
+    say: Say
+
+    def distances(self, variants: Sequence[Variant]) -> list[Distance]:
+        result: list[Distance] = []
+        most = self._together(len(variants))
+        for first in range(0, len(variants), most):
+            result += self._run(variants[first : first + most])
+        return result
+
+    def _run(self, variants: Sequence[Variant]) -> list[Distance]:
+        result = [Distance(self.reference, self.tokens.positions) for _ in variants]
+
+        def measure(start: int, values: np.ndarray) -> None:
+            for distance, logits in zip(result, values, strict=True):
+                distance.add(start, logits)
+
+        kind = f"MaxText, {len(variants)} variants" if len(variants) > 1 else "MaxText"
+        run(self.weights, variants, self.tokens, measure, progress=lambda text: self.say(f"{kind}: {text}"))
+        return result
+
+    def _together(self, wanted: int) -> int:
+        """How many variants fit the budget side by side; at least one."""
+        tokens = len(self.tokens.ids)
+        fitting = (
+            n for n in range(wanted, 1, -1) if working_memory(self.weights, n, tokens) + INTERPRETER <= self.budget
+        )
+        return next(fitting, 1)
+
+
+def _explain(
+    search: _Search, base: Variant, before: Difference, causes: Sequence[Cause]
+) -> tuple[tuple[Step, ...], tuple[Switched, ...]]:
+    """Undoes one known difference after the other, each time the one that helps most."""
+    steps: list[Step] = []
+    singles: tuple[Switched, ...] = ()
+    while before.relative > EQUAL:
+        open_causes = [(cause, cause.switch(base)) for cause in causes]
+        open_causes = [(cause, variant) for cause, variant in open_causes if variant != base]
+        if not open_causes:
+            break
+        found = [distance.total() for distance in search.distances([variant for _, variant in open_causes])]
+        if not steps:
+            pairs = zip(open_causes, found, strict=True)
+            singles = tuple(Switched(cause.name, difference) for (cause, _), difference in pairs)
+        best = min(max(difference.relative, EQUAL) for difference in found)
+        if best > before.relative * GAIN:
+            break
+        chosen = next(i for i, difference in enumerate(found) if difference.relative <= best * TIE)
+        cause, base = open_causes[chosen]
+        steps.append(Step(cause.name, cause.advice, before, found[chosen]))
+        before = found[chosen]
+    return tuple(steps), singles
+
+
+def _verdict(difference: Difference, steps: Sequence[Step]) -> str:
+    if difference.relative <= EQUAL:
+        return EQUAL_VERDICT
+    names = [step.name for step in steps]
+    if names == [TIED_ROUNDING] and steps[0].after.relative <= EQUAL:
+        return ROUNDING_VERDICT
+    return DIFFERENT_VERDICT
+
+
+def _unlike(source: Weights, destination: Weights) -> list[str]:
+    facts = {
+        "layers": lambda w: len(w.layers),
+        "vocabulary": lambda w: w.vocabulary,
+        "width": lambda w: w.width,
+    }
+    problems = [
+        f"{name}: {fact(source)} in AXLearn, {fact(destination)} in MaxText"
+        for name, fact in facts.items()
+        if fact(source) != fact(destination)
+    ]
+    for number, (ours, theirs) in enumerate(zip(source.layers, destination.layers, strict=False)):
+        if problems:
+            break
+        problems += [
+            f"layer {number}: {name} is {list(view.shape)} in AXLearn, {_shape(theirs, name)} in MaxText"
+            for name, view in ours.items()
+            if name not in theirs or theirs[name].shape != view.shape
+        ]
+    return problems
+
+
+def _shape(layer: Mapping[str, View], name: str) -> str:
+    return str(list(layer[name].shape)) if name in layer else "missing"

@@ -1,0 +1,77 @@
+"""MaxText checkpoints in every layout that Orbax writes give the same tensors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from converter.errors import SourceError
+from converter.maxtext_weights import maxtext_weights
+
+SCANNED = Path(__file__).parent / "data" / "maxtext" / "micro-hybrid" / "scanned"
+
+
+def rewrite(path: Path, *, unscanned: bool, zarr3: bool) -> Path:
+    """Copies the golden as plain directories, with the layers apart if asked."""
+    weights = maxtext_weights(str(SCANNED))
+    views = {f"{v.array.name}": v.array for v in weights.top.values()}
+    views |= {v.array.name: v.array for layer in weights.layers for v in layer.values()}
+    items, tree = path / "0" / "items", {}
+    for name, array in views.items():
+        values = array.store.read().result()
+        parts = {name: values}
+        if unscanned and "/layers/layers_" in name:
+            block, _, rest = name.removeprefix("decoder/layers/layers_").partition("/")
+            places = [f"decoder/layers_{2 * repeat + int(block)}/{rest}" for repeat in range(values.shape[1])]
+            parts = dict(zip(places, np.moveaxis(values, 1, 0), strict=True))
+        for leaf, part in parts.items():
+            keys = ["params", "params", *leaf.split("/")]
+            tree[str(tuple(keys))] = {"key_metadata": [{"key": key, "key_type": 2} for key in keys]}
+            kvstore = {"driver": "file", "path": str(items / ".".join(keys)) + "/"}
+            spec = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore, "dtype": "float32"}
+            store = ts.open({**spec, "store_data_equal_to_fill_value": True}, create=True, shape=part.shape).result()
+            store.write(part).result()
+    metadata = {"tree_metadata": tree, "use_ocdbt": False, "use_zarr3": zarr3}
+    (items / "_METADATA").write_text(json.dumps(metadata))
+    return path
+
+
+@pytest.mark.parametrize("unscanned", [True, False])
+@pytest.mark.parametrize("zarr3", [True, False])
+def test_layouts_agree(unscanned, zarr3, tmp_path):
+    wanted = maxtext_weights(str(SCANNED))
+    found = maxtext_weights(str(rewrite(tmp_path, unscanned=unscanned, zarr3=zarr3)))
+    assert len(found.layers) == len(wanted.layers) == 4
+    for ours, theirs in zip(found.layers, wanted.layers, strict=True):
+        assert set(ours) == set(theirs)
+        for name, view in ours.items():
+            np.testing.assert_array_equal(view.read(), theirs[name].read(), err_msg=name)
+
+
+def test_missing_and_contradicting_tensors_are_listed(tmp_path):
+    path = rewrite(tmp_path, unscanned=True, zarr3=True)
+    file = path / "0" / "items" / "_METADATA"
+    content = json.loads(file.read_text())
+    gone = "('params', 'params', 'decoder', 'layers_1', 'MoeBlock_0', 'wo')"
+    del content["tree_metadata"][gone]
+    file.write_text(json.dumps(content))
+    with pytest.raises(SourceError) as caught:
+        maxtext_weights(str(path))
+    assert caught.value.details == ("layer 1: expert_wo is missing",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "no valid JSON"),
+        ("[]", "expected a JSON object"),
+        ("{}", "no tree_metadata"),
+        ('{"tree_metadata": {"x": 1}}', "no params/params"),
+    ],
+)
+def test_damaged_metadata_is_named(text, message, tmp_path):
+    (tmp_path / "_METADATA").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        maxtext_weights(str(tmp_path))
