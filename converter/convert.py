@@ -12,7 +12,7 @@ from typing import Any
 
 from converter import __version__
 from converter.axlearn import is_committed
-from converter.destination import check_destination, check_space, flush, publish
+from converter.destination import check_destination, check_overlap, check_space, flush, publish, resolve_destination
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
@@ -106,8 +106,9 @@ def convert(request: Request, progress: Progress) -> Result:
     if request.require_exact:
         check_exact(mismatches)
     if finish_published(request.destination, conversion):
-        destination, written, resumed = os.path.abspath(os.path.expanduser(request.destination)), Written(), True
+        destination, written, resumed = resolve_destination(request.destination), Written(), True
     else:
+        check_overlap(resolve_destination(request.destination), request.source)
         destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
         written, resumed = _stage_and_publish(request, source, plan, destination, conversion, progress)
     return Result(
@@ -139,7 +140,7 @@ def _stage_and_publish(
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
         return written, stage.resumed
     except (DestinationError, KeyboardInterrupt):
-        keep = True
+        keep = stage.holds_work()
         raise
     finally:
         progress.close()
@@ -211,6 +212,7 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
     loading.start()
     written = run(plan, stage, progress, jobs=request.jobs, check=request.check)
     loading.join()
+    stage.check_whole(plan.leaves)
     from converter.orbax import commit
 
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items() if chunks}

@@ -4,6 +4,7 @@ A chunk appears under its key only when it is whole. Its checksum is computed on
 bytes as they are stored.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -114,6 +115,14 @@ class LeafStore:
         self.digests[index] = checked.digest()
         return True
 
+    def missing_chunks(self) -> int:
+        """How many chunks are not there, by their names alone."""
+        keys = map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
+        if self._database is not None:
+            found = {key.decode() for key in self._database.list().result()}
+            return sum(key not in found for key in keys)
+        return sum(not os.path.isfile(os.path.join(self.directory, key)) for key in keys)
+
     def _stored(self, key: str) -> Any:
         """The pieces of a stored chunk, or nothing where there is none."""
         if self._database is not None:
@@ -133,9 +142,10 @@ class LeafStore:
             return _DatabaseSink(self._database, key, self.leaf.path)
         path = os.path.join(self.directory, key)
         try:
-            return _FileSink(path)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            # Nested keys have directories of their own. The leaf's own is never made anew: had it vanished, then so
+            # had the chunks that were in it.
+            if os.sep in key and os.path.isdir(self.directory):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
             return _FileSink(path)
         except OSError as error:
             raise write_error(path, error) from None
