@@ -16,6 +16,7 @@ from converter.destination import check_destination, check_overlap, check_space,
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
+from converter.leaf_store import write_error
 from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
@@ -223,7 +224,7 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
         write_receipt(stage.output, _receipt_origin(plan))
         flush(stage.output)
     except OSError as error:
-        raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+        raise write_error(os.fspath(error.filename or stage.output), error) from None
     return written
 
 

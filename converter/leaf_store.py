@@ -139,7 +139,7 @@ class LeafStore:
 
     def _sink(self, key: str) -> Sink:
         if self._database is not None:
-            return _DatabaseSink(self._database, key, self.leaf.path)
+            return _DatabaseSink(self._database, key, self.leaf.path, self.directory)
         path = os.path.join(self.directory, key)
         try:
             # Nested keys have directories of their own. The leaf's own is never made anew: had it vanished, then so
@@ -230,10 +230,11 @@ class _FileSink:
 class _DatabaseSink:
     """A value of an OCDBT database."""
 
-    def __init__(self, database: Any, key: str, path: str):
+    def __init__(self, database: Any, key: str, path: str, directory: str):
         self.database = database
         self.key = key
         self.path = path
+        self.directory = directory
         self.pieces: list[bytes] = []
 
     def write(self, data: Any) -> None:
@@ -245,21 +246,25 @@ class _DatabaseSink:
         try:
             self.database.write(self.key, data).result()
         except ValueError as error:
-            raise DestinationError(f"{self.path}: {self.key} cannot be written: {str(error).splitlines()[0]}") from None
+            what = f"{self.path}: {self.key} cannot be written: {str(error).splitlines()[0]}"
+            raise DestinationError(f"{self.directory}: {what}{free_text(self.directory)}") from None
 
     def abort(self) -> None:
         self.pieces.clear()
 
 
 def write_error(path: str, error: OSError) -> DestinationError:
-    """What the system says about a failed write; for a full disk with the room that is left."""
-    text = f"{path}: cannot be written: {error.strerror or error}"
+    """What the system says about a failed write, with the room that is left."""
+    return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
+
+
+def free_text(path: str) -> str:
+    """The room that is left at a path, for the end of a message; nothing where it cannot be told."""
     try:
-        free = os.statvfs(os.path.dirname(path) if not os.path.isdir(path) else path)
-        text += f" ({format_size(free.f_bavail * free.f_frsize)} free)"
+        free = os.statvfs(path if os.path.isdir(path) else os.path.dirname(path))
     except OSError:
-        pass
-    return DestinationError(text)
+        return ""
+    return f" ({format_size(free.f_bavail * free.f_frsize)} free)"
 
 
 def _open_database(directory: str, key: str) -> Any:
