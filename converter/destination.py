@@ -42,6 +42,8 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     """
     if re.match(r"[a-z0-9]+://", path):
         raise DestinationError(f"{path}: remote storage is not supported; write to a file system and copy from there")
+    if not is_unicode(path):
+        raise DestinationError(f"{path}: this name is not valid UTF-8, and Orbax cannot write there; give another name")
     target = resolve_destination(path)
     check_overlap(target, source)
     if os.path.ismount(target):
@@ -64,6 +66,15 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
             f"{CONFIG_NAME}, nothing else)"
         )
     return target
+
+
+def is_unicode(path: str) -> bool:
+    """Whether a path's name is text: Linux allows any bytes, the libraries that write checkpoints do not."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_overlap(target: str, source: str) -> None:
