@@ -101,11 +101,7 @@ class _Fault(Exception):
 class _Reader:
     def __init__(self, text: str, path: str):
         self.lines = text.splitlines()
-        self.headers = [
-            (number, match[2].split(".")[0].strip('" '), match[1] == "[[")
-            for number, line in enumerate(self.lines, 1)
-            if len(line) <= MAX_HEADER and (match := _HEADER.match(line))
-        ]
+        self.parts = self.find_parts()
         self.path = path
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         self.problems: list[str] = []
@@ -188,24 +184,33 @@ class _Reader:
 
     def line_of(self, section: str, index: int, key: str = "") -> int:
         """Line of a section's header, or of a key in it (0 where it cannot be told)."""
-        found, inside, start = -1, section == "", 0
-        ends = [number for number, _, _ in self.headers[1:]] + [len(self.lines) + 1]
-        parts = [(0, self.headers[0][0] if self.headers else len(self.lines) + 1)] if inside else []
-        for (number, name, is_array), end in zip(self.headers, ends, strict=True):
-            if name == section and not inside:
-                found += 1 if is_array or found < 0 else 0
-                if found == index:
-                    parts.append((number, end))
-                    start = number
-                elif found > index:
-                    break
+        parts = self.parts.get(section, [])
+        if index >= len(parts):
+            return 0
+        start = parts[index][0][0]
         if key:
             pattern = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]")
-            for low, high in parts:
+            for low, high in parts[index]:
                 for number in range(low + 1, high):
                     if pattern.match(self.lines[number - 1]):
                         return number
         return start
+
+    def find_parts(self) -> dict[str, list[list[tuple[int, int]]]]:
+        """For each section and each of its [[tables]] the lines between its headers and the next ones."""
+        headers = [
+            (number, match[2].split(".")[0].strip('" '), match[1] == "[[")
+            for number, line in enumerate(self.lines, 1)
+            if len(line) <= MAX_HEADER and (match := _HEADER.match(line))
+        ]
+        ends = [*(number for number, _, _ in headers), len(self.lines) + 1]
+        parts: dict[str, list[list[tuple[int, int]]]] = {"": [[(0, ends[0])]]}
+        for (number, name, is_array), end in zip(headers, ends[1:], strict=True):
+            found = parts.setdefault(name, [])
+            if is_array or not found:
+                found.append([])
+            found[-1].append((number, end))
+        return parts
 
 
 class _Section:

@@ -28,10 +28,10 @@ EMBEDDING = 'axlearn = "decoder/emb/token_emb/weight"\nmaxtext = "token_embedder
 
 FILE_FAULTS: dict[str, tuple[str, str, str]] = {
     "TOML syntax": ('name = "envy"', "name = envy", "is no valid TOML: Invalid value (at line"),
-    "unknown key": ('group = "embedding"', 'gruop = "embedding"', "unknown key 'gruop' in [tensor]; did you mean 'group'?"),
+    "unknown key": ('group = "embedding"', 'gruop = "embedding"', "'gruop' in [tensor]; did you mean 'group'?"),
     "no parse": (EMBEDDING_AXES, 'axes = "vocab (embed -> vocab embed"', "    vocab (embed -> vocab embed\n"),
     "axis twice": (EMBEDDING_AXES, 'axes = "vocab vocab -> vocab vocab"', "axis vocab is used twice in one tensor"),
-    "axis on one side": (EMBEDDING_AXES, 'axes = "vocab embed -> vocab d"', "embed (only on the left), d (only on the right)"),
+    "axis on one side": (EMBEDDING_AXES, 'axes = "vocab embed -> vocab d"', "embed (only on the left), d (only"),
     "character": (EMBEDDING_AXES, 'axes = "vocab % -> vocab"', "unexpected character '%'"),
     "unknown kind": ('when = "dense"', 'when = "dens"', "unknown kind 'dens'; did you mean 'dense'?"),
     "absolute target": ("token_embedder/embedding", "/etc/passwd", "'/etc/passwd' is no path"),
@@ -119,7 +119,10 @@ def test_a_source_consumed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("{layer}/nowhere", "[fidelity] names decoder/transformer/repeat/layer/layer0/nowhere, which no row reads"),
+        (
+            "{layer}/nowhere",
+            "[fidelity] names model/decoder/transformer/repeat/layer/layer0/nowhere, which no row reads",
+        ),
         ("{layer}/self_attention/norm/scale", "[fidelity] needs q and k scales of one even length"),
     ],
 )
@@ -130,9 +133,7 @@ def test_fidelity_that_names_other_tensors(
     start = ENVY.index("query_scale")
     end = ENVY.index("\n", start)
     table.write_text(f'{ENVY[:start]}query_scale = "{query}"{ENVY[end:]}')
-    assert expected.split("names ")[-1].split("layer0")[-1] in refused(
-        capsys, 4, SOURCE, tmp_path / "out", "--mapping", table
-    )
+    assert expected in refused(capsys, 4, SOURCE, tmp_path / "out", "--mapping", table)
     nothing_left(tmp_path, "mine.toml")
 
 
