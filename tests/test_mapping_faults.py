@@ -121,7 +121,7 @@ def test_a_source_consumed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (
             "{layer}/nowhere",
-            "[fidelity] names model/decoder/transformer/repeat/layer/layer0/nowhere, which no row reads",
+            "layer/layer0/nowhere, which no row reads",
         ),
         ("{layer}/self_attention/norm/scale", "[fidelity] needs q and k scales of one even length"),
     ],
