@@ -71,7 +71,7 @@ def overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
     return change
 
 
-def cut_to(length: int) -> Callable[[Path], None]:
+def cut_to(length: int) -> Callable[[Path], Any]:
     return lambda file: file.write_bytes(file.read_bytes()[:length])
 
 
