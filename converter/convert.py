@@ -211,8 +211,11 @@ def _work(plan: Plan, stage: Stage, request: Request, progress: Progress, config
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
-    written = run(plan, stage, progress, jobs=request.jobs, check=request.check)
-    loading.join()
+    try:
+        written = run(plan, stage, progress, jobs=request.jobs, check=request.check)
+    finally:
+        # A process that ends while a thread still imports C++ libraries may abort, and lose its exit code.
+        loading.join()
     stage.check_whole(plan.leaves)
     from converter.orbax import commit
 

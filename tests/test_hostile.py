@@ -35,9 +35,12 @@ TIMEOUT = 60
 
 def measured(*arguments: object) -> tuple[int, str, int]:
     """Runs a command in a process; exit code, stderr, and the largest resident set in bytes."""
+    # On Linux ru_maxrss starts with the parent's figure; VmHWM is the process's own.
     script = (
-        "import resource, sys; from converter.cli import run; code = run(sys.argv[1:]); "
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024); "
+        "import os, re, resource, sys; from converter.cli import run; code = run(sys.argv[1:]); "
+        "status = open('/proc/self/status').read() if os.path.exists('/proc/self/status') else ''; "
+        "own = re.search(r'VmHWM:\\s*(\\d+)', status); "
+        "peak = int(own[1]) * 1024 if own else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "print(peak, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
