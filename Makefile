@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format bench bench-memory bench-restore bench-22b clean
+.PHONY: demo test check format bench bench-memory bench-restore bench-22b torture clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -46,6 +46,11 @@ bench-restore: $(VENV)/ready
 
 bench-22b: $(VENV)/ready
 	$(BIN)/python -m benchmarks.switch_base
+
+torture: $(VENV)/ready
+	$(BIN)/python -c "from pathlib import Path; from benchmarks.source import random_source; \
+	    random_source(Path('build/torture/source'), 200_000_000)"
+	$(BIN)/python -m tests.torture.kill build/torture/source build/torture/work --count 200
 
 clean:
 	rm -rf $(VENV) .venv-maxtext .venv-orbax build .pytest_cache .ruff_cache .hypothesis

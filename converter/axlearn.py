@@ -6,6 +6,7 @@ A step is committed when `index` is a file; it is written last (axlearn/common/c
 of pairs; a pair whose value is a dictionary is a tensor, with its shape as a text that holds a Python tuple.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converter.errors import SourceError
-from converter.zarr2 import ArraySpec, dtype_name, read_array
+from converter.zarr2 import MAX_DIMENSIONS, ArraySpec, dtype_name, read_array
 
 MAX_INDEX_BYTES = 16 << 20
 """An index of 100,000 tensors takes 13 MB; a larger file is not an index."""
 
-MAX_DIMENSIONS = 32
+MAX_PATH = 1024
+"""Characters of a tensor's path; AXLearn's have about 100."""
+
+MAX_SHAPE_TEXT = 1024
 
 _STEP = re.compile(r"step_(\d{8,})$")
 _SHAPE = re.compile(r"\(\s*(\d{1,19}\s*,\s*)*(\d{1,19}\s*,?\s*)?\)$")
@@ -138,7 +142,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
             raise SourceError(f"{file}: expected pairs of a path and a value, found {_short(entry)}")
         path, value = entry
         if path in tensors or path in others:
-            raise SourceError(f"{file}: {path} is listed twice")
+            raise SourceError(f"{file}: {_short(path)} is listed twice")
         if isinstance(value, dict):
             _check_path(file, path)
             tensors[path] = _index_entry(file, path, value)
@@ -207,23 +211,24 @@ def _read_index(file: str) -> list[object]:
 
 
 def _check_path(file: str, path: str) -> None:
+    if len(path) > MAX_PATH or not path.isprintable():
+        raise SourceError(f"{file}: {_short(path)} is no tensor's path: too long, or has unprintable characters")
     parts = path.split("/")
-    if path.startswith("/") or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise SourceError(f"{file}: the path {_short(path)} would leave the checkpoint's gda/ directory; refused")
 
 
 def _check_prefixes(file: str, tensors: Mapping[str, IndexEntry]) -> None:
     """A tensor inside another tensor's directory would mix with its chunks."""
-    for path in tensors:
-        parts = path.split("/")
-        for length in range(1, len(parts)):
-            if "/".join(parts[:length]) in tensors:
-                raise SourceError(f"{file}: {path} lies inside the tensor {'/'.join(parts[:length])}")
+    # Sorted part by part, what lies inside a tensor follows it at once.
+    for outer, inner in itertools.pairwise(sorted(path.split("/") for path in tensors)):
+        if inner[: len(outer)] == outer:
+            raise SourceError(f"{file}: {'/'.join(inner)} lies inside the tensor {'/'.join(outer)}")
 
 
 def _index_entry(file: str, path: str, value: Mapping[str, object]) -> IndexEntry:
     text, dtype = value.get("shape"), value.get("dtype")
-    if not isinstance(text, str) or not _SHAPE.match(text.strip()):
+    if not isinstance(text, str) or len(text) > MAX_SHAPE_TEXT or not _SHAPE.match(text.strip()):
         raise SourceError(f"{file}: {path}: expected a shape like '(6, 1536)', found {_short(text)}")
     shape = tuple(int(part) for part in re.findall(r"\d+", text))
     if len(shape) > MAX_DIMENSIONS or any(not 0 < length < 2**62 for length in shape):
@@ -237,5 +242,8 @@ def _list(numbers: list[int]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a deeply nested value"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -167,7 +167,9 @@ def _shrink(
         if axis is None:
             break
         length = source_chunks[0][dim]
-        fitting = (n for n in range(length, 0, -1) if length % n == 0 and size({**step, axis.name: n}) <= most)
+        # Sizes are proportional to the step: nothing longer than this can fit, however long the chunk is.
+        longest = min(length, most // size({**step, axis.name: 1}))
+        fitting = (n for n in range(longest, 0, -1) if length % n == 0 and size({**step, axis.name: n}) <= most)
         step[axis.name] = next(fitting, 1)
     return step
 

@@ -390,11 +390,17 @@ def run(arguments: list[str]) -> int:
         return _report(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
 
 
+def _printable(text: str) -> str:
+    """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def _report(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:
+    message, details = _printable(message), [_printable(line) for line in details]
     if "--json" in arguments:
         from converter.report import SCHEMA_VERSION
 
-        error = {"kind": kind, "exit_code": code, "message": message, "details": list(details)}
+        error = {"kind": kind, "exit_code": code, "message": message, "details": details}
         print(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
     else:
         print(f"ax2mt: {message}", file=sys.stderr)

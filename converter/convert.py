@@ -14,10 +14,11 @@ import numpy as np
 
 from converter import __version__
 from converter.axlearn import is_committed
-from converter.destination import check_destination, check_space, flush, publish
+from converter.destination import check_destination, check_overlap, check_space, flush, publish, resolve_destination
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
+from converter.leaf_store import write_error
 from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
@@ -109,8 +110,9 @@ def convert(request: Request, progress: Progress) -> Result:
     if request.require_exact:
         check_exact(mismatches)
     if finish_published(request.destination, conversion):
-        destination, written, resumed = os.path.abspath(os.path.expanduser(request.destination)), Written(), True
+        destination, written, resumed = resolve_destination(request.destination), Written(), True
     else:
+        check_overlap(resolve_destination(request.destination), request.source)
         destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
         written, resumed = _stage_and_publish(request, source, plan, destination, conversion, progress)
     return Result(
@@ -144,7 +146,7 @@ def _stage_and_publish(
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
         return written, stage.resumed
     except (DestinationError, KeyboardInterrupt):
-        keep = True
+        keep = stage.holds_work()
         raise
     finally:
         progress.close()
@@ -217,8 +219,12 @@ def _work(
     # jax and orbax take a second to import, and are not needed before the last leaf is written.
     loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
     loading.start()
-    written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
-    loading.join()
+    try:
+        written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
+    finally:
+        # A process that ends while a thread still imports C++ libraries may abort, and lose its exit code.
+        loading.join()
+    stage.check_whole(plan.leaves)
     from converter.orbax import commit
 
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
@@ -230,7 +236,7 @@ def _work(
         write_receipt(stage.output, _receipt_origin(plan))
         flush(stage.output)
     except OSError as error:
-        raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
+        raise write_error(os.fspath(error.filename or stage.output), error) from None
     return written
 
 

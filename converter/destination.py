@@ -10,8 +10,19 @@ from converter.errors import DestinationError
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
 
+SUFFIX = ".ax2mt-wip"
+"""The work area of a conversion, beside its destination."""
+
+JOURNAL_SUFFIX = ".ax2mt-wip.json"
+
 RESERVE = 64 << 20
 """Bytes that must stay free beyond what we expect to write: metadata, and chunks that compress a little worse."""
+
+
+def resolve_destination(path: str) -> str:
+    """The absolute path that a user's path means; a link to a directory is followed, for it cannot be replaced."""
+    target = os.path.abspath(os.path.expanduser(path))
+    return os.path.realpath(target) if os.path.isdir(target) else target
 
 
 def check_destination(path: str, source: str, *, overwrite: bool) -> str:
@@ -31,10 +42,12 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     """
     if re.match(r"[a-z0-9]+://", path):
         raise DestinationError(f"{path}: remote storage is not supported; write to a file system and copy from there")
-    target = os.path.abspath(os.path.expanduser(path))
-    real, real_source = os.path.realpath(target), os.path.realpath(source)
-    if os.path.commonpath([real, real_source]) in (real, real_source):
-        raise DestinationError(f"{target}: overlaps the source {source}; give a directory outside of it")
+    if not is_unicode(path):
+        raise DestinationError(f"{path}: this name is not valid UTF-8, and Orbax cannot write there; give another name")
+    target = resolve_destination(path)
+    check_overlap(target, source)
+    if os.path.ismount(target):
+        raise DestinationError(f"{target}: is a mount point, which cannot be replaced; give a directory below it")
     if not os.path.lexists(target):
         return target
     if not os.path.isdir(target):
@@ -53,6 +66,31 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
             f"{CONFIG_NAME}, nothing else)"
         )
     return target
+
+
+def is_unicode(path: str) -> bool:
+    """Whether a path's name is text: Linux allows any bytes, the libraries that write checkpoints do not."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_overlap(target: str, source: str) -> None:
+    """Refuses a destination in the source or around it; its work area would not be better off there.
+
+    Args:
+      target: the destination, as an absolute path.
+      source: a directory of the source.
+
+    Raises:
+      DestinationError: they overlap, symbolic links followed.
+    """
+    real, real_source = os.path.realpath(target), os.path.realpath(os.path.expanduser(source))
+    for place in (real, real + SUFFIX, real + JOURNAL_SUFFIX):
+        if os.path.commonpath([place, real_source]) in (place, real_source):
+            raise DestinationError(f"{place}: overlaps the source {source}; give a directory outside of it")
 
 
 def is_maxtext_checkpoint(path: str) -> bool:

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from converter.block_reader import BlockReader
+from converter.errors import MappingError
 from converter.mapping import LAYER_AXIS, LAYER_FIELD
 from converter.matching import Match
 from converter.source import Source
-from converter.zarr2 import ArraySpec, open_spec
+from converter.zarr2 import ArraySpec
+
+MAX_SCALE_BYTES = 64 << 20
+"""q/k norm scales have some hundred numbers a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ def pair_mismatches(source: Source) -> tuple[PairMismatch, ...]:
         query, key = (
             _scales(source, match, path.replace(LAYER_FIELD, place)) for path in (rule.query_scale, rule.key_scale)
         )
+        if query.shape != key.shape or query.shape[1] % 2:
+            raise MappingError(
+                f"mapping '{match.table.name}': [fidelity] needs q and k scales of one even length, found "
+                f"{list(query.shape)} and {list(key.shape)} at {place}"
+            )
         for repeat in range(query.shape[0]):
             result.append(scale_mismatches(repeat * match.blocks + block, query[repeat], key[repeat]))
     return tuple(sorted(result, key=lambda entry: entry.layer))
@@ -77,7 +87,10 @@ def _mismatch(values: np.ndarray) -> float:
 
 def _scales(source: Source, match: Match, path: str) -> np.ndarray:
     """A q/k norm scale as float64 [layers, head dim]."""
-    row = next(row for row in match.rows if path in row.sources)
+    row = next((row for row in match.rows if path in row.sources), None)
+    if row is None or source.arrays[path].bytes > MAX_SCALE_BYTES:
+        why = "which no row reads" if row is None else "which is too large for a q/k norm scale"
+        raise MappingError(f"mapping '{match.table.name}': [fidelity] names {path}, {why}")
     names = [str(dim) for dim in row.expression.sources[row.sources.index(path)]]
     values = read_whole(source.arrays[path]).astype(np.float64)
     values = np.moveaxis(values, names.index(LAYER_AXIS), 0) if LAYER_AXIS in names else values[None]
@@ -90,11 +103,4 @@ def read_whole(array: ArraySpec) -> np.ndarray:
     Raises:
       SourceError: it cannot be read.
     """
-    import tensorstore as ts
-
-    from converter.errors import SourceError
-
-    try:
-        return ts.open(open_spec(array), read=True).result().read().result()
-    except ValueError as error:
-        raise SourceError(f"{array.path}: cannot be read: {str(error).splitlines()[0][:300]}") from None
+    return BlockReader(array).read(tuple((0, length) for length in array.shape))

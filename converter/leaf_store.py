@@ -4,6 +4,7 @@ A chunk appears under its key only when it is whole. Its checksum is computed on
 bytes as they are stored.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -114,6 +115,14 @@ class LeafStore:
         self.digests[index] = checked.digest()
         return True
 
+    def missing_chunks(self) -> int:
+        """How many chunks are not there, by their names alone."""
+        keys = map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
+        if self._database is not None:
+            found = {key.decode() for key in self._database.list().result()}
+            return sum(key not in found for key in keys)
+        return sum(not os.path.isfile(os.path.join(self.directory, key)) for key in keys)
+
     def _stored(self, key: str) -> Any:
         """The pieces of a stored chunk, or nothing where there is none."""
         if self._database is not None:
@@ -130,12 +139,13 @@ class LeafStore:
 
     def _sink(self, key: str) -> Sink:
         if self._database is not None:
-            return _DatabaseSink(self._database, key, self.leaf.path)
+            return _DatabaseSink(self._database, key, self.leaf.path, self.directory)
         path = os.path.join(self.directory, key)
         try:
-            return _FileSink(path)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            # Nested keys have directories of their own. The leaf's own is never made anew: had it vanished, then so
+            # had the chunks that were in it.
+            if os.sep in key and os.path.isdir(self.directory):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
             return _FileSink(path)
         except OSError as error:
             raise write_error(path, error) from None
@@ -220,10 +230,11 @@ class _FileSink:
 class _DatabaseSink:
     """A value of an OCDBT database."""
 
-    def __init__(self, database: Any, key: str, path: str):
+    def __init__(self, database: Any, key: str, path: str, directory: str):
         self.database = database
         self.key = key
         self.path = path
+        self.directory = directory
         self.pieces: list[bytes] = []
 
     def write(self, data: Any) -> None:
@@ -235,21 +246,25 @@ class _DatabaseSink:
         try:
             self.database.write(self.key, data).result()
         except ValueError as error:
-            raise DestinationError(f"{self.path}: {self.key} cannot be written: {str(error).splitlines()[0]}") from None
+            what = f"{self.path}: {self.key} cannot be written: {str(error).splitlines()[0]}"
+            raise DestinationError(f"{self.directory}: {what}{free_text(self.directory)}") from None
 
     def abort(self) -> None:
         self.pieces.clear()
 
 
 def write_error(path: str, error: OSError) -> DestinationError:
-    """What the system says about a failed write; for a full disk with the room that is left."""
-    text = f"{path}: cannot be written: {error.strerror or error}"
+    """What the system says about a failed write, with the room that is left."""
+    return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
+
+
+def free_text(path: str) -> str:
+    """The room that is left at a path, for the end of a message; nothing where it cannot be told."""
     try:
-        free = os.statvfs(os.path.dirname(path) if not os.path.isdir(path) else path)
-        text += f" ({format_size(free.f_bavail * free.f_frsize)} free)"
+        free = os.statvfs(path if os.path.isdir(path) else os.path.dirname(path))
     except OSError:
-        pass
-    return DestinationError(text)
+        return ""
+    return f" ({format_size(free.f_bavail * free.f_frsize)} free)"
 
 
 def _open_database(directory: str, key: str) -> Any:

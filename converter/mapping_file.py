@@ -6,6 +6,7 @@ a caret.
 
 import difflib
 import hashlib
+import math
 import os
 import re
 import tomllib
@@ -30,6 +31,16 @@ from mappings import table_names, table_path
 
 MAX_BYTES = 1 << 20
 """A mapping file is text that people write; anything larger is not one."""
+
+MAX_HEADER = 200
+MAX_EXPRESSION = 1000
+"""Characters of an axis expression."""
+
+MAX_NAMES = 500
+"""Names among which a near one is looked for; the search takes a while for each."""
+
+_PATH_PART = re.compile(r"[\w{}\-]+")
+"""Part of a target path. No dots: leaves are stored under their path joined by dots."""
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(#.*)?$")
 
@@ -90,6 +101,7 @@ class _Fault(Exception):
 class _Reader:
     def __init__(self, text: str, path: str):
         self.lines = text.splitlines()
+        self.parts = self.find_parts()
         self.path = path
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         self.problems: list[str] = []
@@ -172,18 +184,33 @@ class _Reader:
 
     def line_of(self, section: str, index: int, key: str = "") -> int:
         """Line of a section's header, or of a key in it (0 where it cannot be told)."""
-        found, inside, header_line = -1, section == "", 0
-        for number, line in enumerate(self.lines, 1):
-            header = _HEADER.match(line)
-            if header:
-                inside = False
-                if header[2].split(".")[0].strip('" ') == section:
-                    found += 1 if header[1] == "[[" or found < 0 else 0
-                    inside = found == index
-                    header_line = number if inside else header_line
-            elif inside and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
-                return number
-        return header_line
+        parts = self.parts.get(section, [])
+        if index >= len(parts):
+            return 0
+        start = parts[index][0][0]
+        if key:
+            pattern = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]")
+            for low, high in parts[index]:
+                for number in range(low + 1, high):
+                    if pattern.match(self.lines[number - 1]):
+                        return number
+        return start
+
+    def find_parts(self) -> dict[str, list[list[tuple[int, int]]]]:
+        """For each section and each of its [[tables]] the lines between its headers and the next ones."""
+        headers = [
+            (number, match[2].split(".")[0].strip('" '), match[1] == "[[")
+            for number, line in enumerate(self.lines, 1)
+            if len(line) <= MAX_HEADER and (match := _HEADER.match(line))
+        ]
+        ends = [*(number for number, _, _ in headers), len(self.lines) + 1]
+        parts: dict[str, list[list[tuple[int, int]]]] = {"": [[(0, ends[0])]]}
+        for (number, name, is_array), end in zip(headers, ends[1:], strict=True):
+            found = parts.setdefault(name, [])
+            if is_array or not found:
+                found.append([])
+            found[-1].append((number, end))
+        return parts
 
 
 class _Section:
@@ -259,6 +286,8 @@ class _Section:
 
     def tree(self) -> TreeLayout:
         prefix = self.take("prefix", str, "the path under which the parameters live", "").strip("/")
+        if self.name == "maxtext" and prefix:
+            self.target_path(prefix, "prefix")
         layers: list[LayerLayout] = []
         for name, value in self.take("layers", dict, "a table of layer layouts", {}).items():
             if not isinstance(value, dict) or set(value) != {"path", "axis"}:
@@ -269,6 +298,8 @@ class _Section:
             fields = set(re.findall(r"\{(\w*)\}", path))
             if not fields <= {"block"}:
                 self.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
+            if self.name == "maxtext":
+                self.target_path(path.strip("/"), "layers")
             layers.append(LayerLayout(name, path.strip("/"), axis))
         cycle = self.take("cycle", list, "a list of kinds", [])
         return TreeLayout(prefix, tuple(layers), tuple(map(str, cycle)))
@@ -285,6 +316,10 @@ class _Section:
         axlearn, maxtext = self.texts("axlearn"), self.texts("maxtext")
         text = self.text("axes")
         optional = {key: self.text(key, required=False) for key in ("group", "note", "when", "option")}
+        for path in maxtext:
+            self.target_path(path.removeprefix(LAYER_FIELD + "/"), "maxtext")
+        if len(text) > MAX_EXPRESSION:
+            self.fail(f"axes of {maxtext[0]}: longer than {MAX_EXPRESSION} characters", "axes")
         try:
             expression = Expression.parse(text)
         except ExpressionError as error:
@@ -302,6 +337,11 @@ class _Section:
         if optional["when"] and True not in in_layer:
             self.fail("'when' needs a row of a layer", "when")
         return TensorRow(axlearn, maxtext, expression, line=line, **optional)
+
+    def target_path(self, path: str, key: str) -> None:
+        """A target's path becomes a name on disk: nothing in it may lead elsewhere."""
+        if not all(_PATH_PART.fullmatch(part) for part in path.split("/")):
+            self.fail(f"{key}: {path[:200]!r} is no path; expected words of letters, digits, _ and - joined by /", key)
 
     def drop(self) -> DropRow:
         return DropRow(self.text("axlearn"), self.text("reason"))
@@ -322,6 +362,8 @@ class _Section:
         for key in list(self.values):
             value = self.values.pop(key)
             if not isinstance(value, dict):
+                if not _is_constant(value):
+                    self.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
                 rules.append(ConfigRule(key, constant=value))
                 continue
             unknown = [field for field in value if field not in fields or not isinstance(value[field], fields[field])]
@@ -331,7 +373,16 @@ class _Section:
         return tuple(rules)
 
 
+def _is_constant(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(entry, str) for entry in value)
+    if isinstance(value, int | float):
+        return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
+    return isinstance(value, str)
+
+
 def suggestion(name: str, names: Iterable[str]) -> str:
     """`; did you mean ...?` where one of the names is near."""
-    near = difflib.get_close_matches(name, sorted(set(names)), n=1)
+    candidates = sorted(set(names))
+    near = difflib.get_close_matches(name, candidates, n=1) if len(candidates) <= MAX_NAMES else []
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -5,8 +5,9 @@ that says why, and every target leaf is produced exactly once. All offenders are
 """
 
 import difflib
+import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.axes import Expression
@@ -16,6 +17,11 @@ from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable
 
 Shape = tuple[int, ...]
 MAX_LISTED = 20
+MAX_PLACES = 100_000
+"""Rows times layers; the largest model of the family has some hundred."""
+
+MAX_CANDIDATES = 2_000
+"""Names among which a near one is looked for; the search takes a while for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,9 @@ class _Matcher:
         self, source: LayerLayout | None, target: LayerLayout | None, kinds: Sequence[set[str]]
     ) -> list[MatchedRow]:
         result: list[MatchedRow] = []
+        if len(self.table.rows) * len(kinds) > MAX_PLACES:
+            self.problems.append(f"{len(kinds)} layers in a cycle for {len(self.table.rows)} rows; no model has that")
+            return result
         for row in self.table.rows:
             if row.option and row.option not in self.options:
                 continue
@@ -215,6 +224,7 @@ class _Matcher:
                         place = source.path.replace("{block}", str(block))
                         target_place = target.path.replace("{block}", str(block))
                         result.append(self._place(row, place, target_place, expression))
+        _check_tree([path for matched in result for path in matched.targets], self.problems)
         order = {place: number for number, place in enumerate(dict.fromkeys(r.source_place for r in result))}
         return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
 
@@ -235,7 +245,7 @@ class _Matcher:
         for matched in rows:
             for path in matched.sources:
                 if path not in self.shapes:
-                    self.problems.append(f"missing in the checkpoint: {path}{_nearest(path, self.shapes)}")
+                    self.problems.append(f"missing in the checkpoint: {path}{self._nearest(path, self.shapes)}")
                 if not matched.row.option:
                     consumed[path] = consumed.get(path, 0) + 1
             for path in matched.targets:
@@ -252,8 +262,15 @@ class _Matcher:
             elif reason is not None:
                 dropped[path] = reason
             else:
-                self.problems.append(f"no row for the checkpoint's {path}{_nearest(path, known)}")
+                self.problems.append(f"no row for the checkpoint's {path}{self._nearest(path, known)}")
         return dropped
+
+    def _nearest(self, path: str, candidates: Collection[str]) -> str:
+        """A hint for the findings that are shown; the search is too slow for thousands of them."""
+        if len(self.problems) >= MAX_LISTED or len(candidates) > MAX_CANDIDATES:
+            return ""
+        near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.8)
+        return f" (nearest: {near[0]})" if near else ""
 
     def _solve(self, rows: Sequence[MatchedRow]) -> dict[str, int]:
         facts = [
@@ -274,11 +291,34 @@ def join(prefix: str, path: str) -> str:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path fits a pattern in which `*` is one part of a path and `**` any number of parts."""
-    parts = [".*" if part == "**" else re.escape(part).replace(r"\*", "[^/]*") for part in pattern.split("/")]
-    return re.fullmatch("/".join(parts), path) is not None
+    """Whether a path fits a pattern in which `*` stands for any text inside a part, and `**` for one part or more."""
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        parts += ["*", "**"] if part == "**" else [part]
+    return _glob(parts, path.split("/"), "**", lambda part, found: _glob(part, found, "*", str.__eq__))
 
 
-def _nearest(path: str, candidates: Collection[str]) -> str:
-    near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.8)
-    return f" (nearest: {near[0]})" if near else ""
+def _glob(pattern: Sequence[str], items: Sequence[str], star: str, fits: Callable[[str, str], bool]) -> bool:
+    """Matches with stars that stand for any number of items; a regular expression could take exponential time."""
+    at = place = 0
+    last_star, resume = -1, 0
+    while place < len(items):
+        if at < len(pattern) and pattern[at] == star:
+            last_star, resume = at, place
+            at += 1
+        elif at < len(pattern) and fits(pattern[at], items[place]):
+            at += 1
+            place += 1
+        elif last_star >= 0:
+            resume += 1
+            at, place = last_star + 1, resume
+        else:
+            return False
+    return all(entry == star for entry in pattern[at:])
+
+
+def _check_tree(targets: Sequence[str], problems: list[str]) -> None:
+    """A leaf cannot hold another one."""
+    for outer, inner in itertools.pairwise(sorted(path.split("/") for path in set(targets))):
+        if inner[: len(outer)] == outer:
+            problems.append(f"target {'/'.join(inner)} lies inside the target {'/'.join(outer)}")

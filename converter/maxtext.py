@@ -5,6 +5,7 @@ own configurations (configs/pyconfig.py), and with `model_name: default` every k
 written out, so that no `override_model_config` is needed.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -47,16 +48,27 @@ def override_config(config: Mapping[str, Any], settings: list[str]) -> dict[str,
             raise UsageError(f"--set {setting}: expected KEY=VALUE with one of the keys {known}")
         if not re.fullmatch(r"[\w.+\-]{1,64}", text):
             raise UsageError(f"--set {setting}: expected a plain number, word or true/false as value")
-        value = yaml.safe_load(text)
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):
+            value = None
         if isinstance(config[key], float) or type(config[key]) is int:
-            try:
-                value = type(config[key])(float(text))
-            except (ValueError, OverflowError):
-                raise UsageError(f"--set {setting}: expected a number, as in {key}={config[key]}") from None
+            value = _number(text, type(config[key]))
+            if value is None:
+                raise UsageError(f"--set {setting}: expected a number, as in {key}={config[key]}")
         elif type(value) is not type(config[key]):
             raise UsageError(f"--set {setting}: expected a value like {config[key]!r}")
         result[key] = value
     return result
+
+
+def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
+    """A finite number of that kind, or None: 1.5 is no whole number, and there is no size of infinity."""
+    try:
+        value = float(text)
+        return (kind(value) if kind is float or value.is_integer() else None) if math.isfinite(value) else None
+    except ValueError:
+        return None
 
 
 def config_yaml(config: Mapping[str, Any], origin: str) -> str:

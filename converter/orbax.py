@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
 from converter.errors import DestinationError
+from converter.leaf_store import free_text, write_error
 from converter.maxtext import leaf_key
 from converter.plan import Leaf
 from converter.stage import Stage
@@ -39,12 +40,28 @@ def commit(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, A
     logging.getLogger("absl").addFilter(_QUIET)
     try:
         _save(stage, leaves, custom_metadata)
-    except OSError as error:
-        raise DestinationError(f"{error.filename or stage.output}: cannot be written: {error.strerror}") from None
-    except ValueError as error:
-        raise DestinationError(f"{stage.output}: cannot be committed: {str(error).splitlines()[0]}") from None
+    except DestinationError:
+        raise
+    except Exception as error:
+        # Orbax works in threads and wraps what happens there.
+        system = _system_error(error)
+        if system is not None:
+            raise write_error(os.fspath(system.filename or stage.output), system) from None
+        if isinstance(error, ValueError):
+            what = str(error).splitlines()[0]
+            raise DestinationError(f"{stage.output}: cannot be committed: {what}{free_text(stage.output)}") from None
+        raise
     finally:
         logging.getLogger("absl").removeFilter(_QUIET)
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The error of the system that lies behind an error, if one does."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _save(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
@@ -120,10 +137,14 @@ def _tree(stage: Stage, leaves: Sequence[Leaf]) -> dict[str, Any]:
 
 
 class _Quiet(logging.Filter):
-    """Orbax warns that nothing in this tree is a jax.Array, and that there is no OCDBT to merge; both are intended."""
+    """What Orbax logs and the user need not read.
+
+    It warns that nothing in this tree is a jax.Array, and that there is no OCDBT to merge; both are intended. Errors of
+    its threads are logged with their traceback, and raised as well.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not any(
+        return not record.exc_info and not any(
             text in record.getMessage() for text in ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT")
         )
 

@@ -101,6 +101,11 @@ class Leaf:
     def bytes(self) -> int:
         return self.elements * self.item_size
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each dimension."""
+        return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+
 
 @dataclass(frozen=True)
 class Task:

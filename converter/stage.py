@@ -13,13 +13,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from converter.destination import JOURNAL_SUFFIX, SUFFIX, resolve_destination
 from converter.errors import DestinationError
 from converter.leaf_store import PART, LeafStore, write_error
 from converter.maxtext import leaf_key
 from converter.plan import Leaf
 
-SUFFIX = ".ax2mt-wip"
-JOURNAL_SUFFIX = ".ax2mt-wip.json"
 LOCK = "lock"
 
 
@@ -50,10 +49,13 @@ class Stage:
             raise DestinationError(f"{self.root}: cannot be created: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = self._holds_lock()
         except OSError:
+            held = False
+        if not held:
             os.close(self._lock)
             what = "another ax2mt works on this destination; wait for it to end"
-            raise DestinationError(f"{self.root}: {what}") from None
+            raise DestinationError(f"{self.root}: {what}")
 
     def begin(self, conversion: Mapping[str, Any], *, fresh: bool) -> None:
         """Goes on with an interrupted run of the same conversion, or starts a new one.
@@ -105,14 +107,48 @@ class Stage:
         database_key = leaf_key(leaf.path) if self.store == "ocdbt" else None
         return LeafStore(leaf, self.leaf_directory(leaf), database_key=database_key)
 
+    def check_whole(self, leaves: Sequence[Leaf]) -> None:
+        """Looks once more for every chunk before a checkpoint is made of them: a reader takes a missing one as zeros.
+
+        Raises:
+          DestinationError: something else removed files of the work area while we worked.
+        """
+        if not self._holds_lock():
+            raise DestinationError(f"{self.root}: vanished while we worked in it; the same command starts over")
+        for leaf in leaves:
+            missing = self.open_leaf(leaf).missing_chunks()
+            if missing:
+                raise DestinationError(
+                    f"{self.leaf_directory(leaf)}: {missing} chunks of {leaf.path} vanished while we worked; "
+                    "the same command goes on"
+                )
+
+    def _holds_lock(self) -> bool:
+        """Whether the lock that we hold is the one in the work area: what was removed and made anew is not ours."""
+        try:
+            return os.path.samestat(os.stat(os.path.join(self.root, LOCK)), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def holds_work(self) -> bool:
+        """Whether some leaf was begun, by this run or an earlier one."""
+        return os.path.isdir(os.path.join(self.root, "leaves"))
+
     def staged_bytes(self) -> int:
         """Bytes that an earlier run has already written."""
         return tree_bytes(os.path.join(self.root, "leaves"))
 
     def mark_published(self) -> None:
-        """Notes that the rename to the destination comes next; see `finish_published`."""
+        """Notes that the rename to the destination comes next; see `finish_published`.
+
+        Raises:
+          DestinationError: the journal cannot be written.
+        """
         conversion, _ = self.read_journal()
-        self._write_journal(conversion, published=True)
+        try:
+            self._write_journal(conversion, published=True)
+        except OSError as error:
+            raise write_error(self.journal, error) from None
 
     def remove(self) -> None:
         """Removes the work area with all that is in it, and the journal last."""
@@ -174,7 +210,7 @@ def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
     Raises:
       DestinationError: another process works on this destination.
     """
-    target = os.path.abspath(os.path.expanduser(destination))
+    target = resolve_destination(destination)
     if not os.path.exists(journal_path(target)) or not os.path.isdir(target):
         return False
     stage = Stage(target, "", ())

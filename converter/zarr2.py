@@ -18,6 +18,10 @@ from typing import Any
 from converter.errors import SourceError
 
 MAX_METADATA_BYTES = 1 << 20
+MAX_DIMENSIONS = 32
+MAX_LEVEL = 22
+"""zstd's levels end here; negative ones are allowed."""
+
 MAX_FINDINGS = 20
 
 ITEM_SIZES: Mapping[str, int] = {
@@ -85,8 +89,21 @@ class ArraySpec:
         return math.prod(lengths) * self.item_size
 
     def chunk_indices(self) -> Iterator[tuple[int, ...]]:
-        """Places of all chunks in the grid."""
-        return itertools.product(*map(range, self.grid))
+        """Places of all chunks in the grid, one by one however many there are."""
+        # itertools.product would lay out all numbers of each dimension first.
+        return (self._unravel(number) for number in _count(math.prod(self.grid)))
+
+    def _unravel(self, number: int) -> tuple[int, ...]:
+        index: list[int] = []
+        for count in reversed(self.grid):
+            number, place = divmod(number, count)
+            index.append(place)
+        return tuple(reversed(index))
+
+
+def _count(stop: int) -> Iterator[int]:
+    """Like range, which has no more than 2^63 numbers."""
+    return itertools.takewhile(lambda number: number < stop, itertools.count())
 
 
 def chunk_key(index: tuple[int, ...]) -> str:
@@ -101,7 +118,7 @@ def dtype_name(value: object, where: str) -> str:
       SourceError: no such dtype.
     """
     if not isinstance(value, str) or value not in ITEM_SIZES:
-        raise SourceError(f"{where}: unknown dtype {str(value)[:80]!r}; expected one of {', '.join(ITEM_SIZES)}")
+        raise SourceError(f"{where}: unknown dtype {_text(value)}; expected one of {', '.join(ITEM_SIZES)}")
     return value
 
 
@@ -113,6 +130,8 @@ def read_array(path: str, directory: str) -> ArraySpec:
     """
     file = os.path.join(directory, ".zarray")
     try:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise SourceError(f"{path}: {file} is no regular file")
         with open(file, "rb") as stream:
             data = stream.read(MAX_METADATA_BYTES + 1)
     except FileNotFoundError:
@@ -253,28 +272,52 @@ def _largest_file(array: ArraySpec) -> int:
 def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
     where = f"{path}: {os.path.join(directory, '.zarray')}"
     if content.get("zarr_format") != 2:
-        raise SourceError(f"{where}: zarr_format is {content.get('zarr_format')!r}, expected 2")
+        raise SourceError(f"{where}: zarr_format is {_text(content.get('zarr_format'))}, expected 2")
     shape: Any = content.get("shape")
     chunks: Any = content.get("chunks")
     if not _lengths(shape) or not _lengths(chunks):
-        found = f"shape {str(shape)[:80]} and chunks {str(chunks)[:80]}"
+        found = f"shape {_text(shape)} and chunks {_text(chunks)}"
         raise SourceError(f"{where}: {found}, expected lists of positive numbers")
     if len(shape) != len(chunks):
         raise SourceError(f"{where}: {len(shape)} dimensions, but chunks of {len(chunks)}")
     raw = content.get("dtype")
     dtype = _ZARR_DTYPES.get(raw, raw) if isinstance(raw, str) else None
     if dtype is None or dtype not in ITEM_SIZES:
-        raise SourceError(f"{where}: unknown dtype {str(raw)[:80]!r}")
+        raise SourceError(f"{where}: unknown dtype {_text(raw)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise SourceError(f"{where}: {len(shape)} dimensions, expected {MAX_DIMENSIONS} at most")
+    if any(chunk > length for chunk, length in zip(chunks, shape, strict=True)):
+        raise SourceError(f"{where}: chunks {chunks} are larger than the array, {shape}")
     if math.prod(shape) * ITEM_SIZES[dtype] >= 2**62 or math.prod(chunks) * ITEM_SIZES[dtype] >= 2**62:
         raise SourceError(f"{where}: shape {shape} with chunks {chunks} is larger than any storage")
     compressor = content.get("compressor")
-    if compressor is not None and (not isinstance(compressor, dict) or not isinstance(compressor.get("id"), str)):
-        raise SourceError(f"{where}: compressor is {str(compressor)[:80]}, expected null or an object with an id")
+    _check_compressor(compressor, where)
     if content.get("filters") is not None or content.get("dimension_separator", ".") != ".":
         raise SourceError(f"{where}: filters and separators other than '.' are not supported")
     if content.get("order") not in ("C", "F"):
-        raise SourceError(f"{where}: order is {str(content.get('order'))[:80]!r}, expected 'C' or 'F'")
+        raise SourceError(f"{where}: order is {_text(content.get('order'))}, expected 'C' or 'F'")
     return ArraySpec(path, directory, dtype, tuple(shape), tuple(chunks), compressor, content["order"])
+
+
+def _check_compressor(compressor: Any, where: str) -> None:
+    if compressor is None:
+        return
+    if not isinstance(compressor, dict) or not isinstance(compressor.get("id"), str):
+        raise SourceError(f"{where}: compressor is {_text(compressor)}, expected null or an object with an id")
+    settings = [value for key, value in compressor.items() if key != "id"]
+    if not all(value is None or isinstance(value, str | int | float) for value in settings):
+        raise SourceError(f"{where}: compressor is {_text(compressor)}, expected plain settings")
+    level = compressor.get("level", 1)
+    if compressor["id"] == "zstd" and (type(level) is not int or not -(1 << 17) <= level <= MAX_LEVEL):
+        raise SourceError(f"{where}: zstd's level is {_text(level)}, expected a number up to {MAX_LEVEL}")
+
+
+def _text(value: object) -> str:
+    """A value of somebody else's JSON for a message."""
+    try:
+        return repr(value)[:80]
+    except RecursionError:
+        return "a deeply nested value"
 
 
 def _lengths(value: object) -> bool:

@@ -19,5 +19,5 @@ if __name__ == "__main__":
     maxtext_patch.apply()
     maxtext_patch.apply()
     for checkpoint, out_file in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
-        maxtext_logits.main(checkpoint, sys.argv[2], out_file)
+        maxtext_logits.logits(checkpoint, sys.argv[2], out_file)
     print(sorted(name for name in sys.modules if name.startswith("converter.")))

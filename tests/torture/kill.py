@@ -42,7 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     rng = random.Random(options.seed)
-    work = Path(options.work)
+    work = Path(options.work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     expected, seconds = {}, {}
     for route in ROUTES:
