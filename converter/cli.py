@@ -11,6 +11,9 @@ import typer
 from converter import __version__
 from converter.errors import Ax2mtError, UsageError, VerificationError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C; also what Typer makes of it."""
+
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
     no_args_is_help=True,
@@ -371,12 +374,14 @@ def run(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Ax2mtError as error:
         return _report(arguments, error.kind, error.message, error.details, error.exit_code)
     except KeyboardInterrupt:
         return _report(
-            arguments, "interrupted", "interrupted; the same command goes on where this one stopped", (), 130
+            arguments, "interrupted", "interrupted; the same command goes on where this one stopped", (), INTERRUPTED
         )
     except BrokenPipeError:
         return 0
