@@ -19,6 +19,31 @@ def _list(**fields: Any) -> dict[str, Any]:
 
 _VERSION = {"const": 1}
 _MAPPING = {"name": _TEXT, "title": _TEXT, "path": _TEXT, "digest": _TEXT, "rows": _COUNT, "models": _TEXTS}
+_ARRAYS = _list(path=_TEXT, shape=_SHAPE, dtype=_TEXT, chunks=_SHAPE, bytes=_COUNT)
+_PLAN: dict[str, Any] = {
+    "schema_version": _VERSION,
+    "source": _TEXT,
+    "step": {"type": ["integer", "null"]},
+    "mapping": _TEXT,
+    "mapping_digest": _TEXT,
+    "options": _object(
+        untie={"type": "boolean"}, max_memory=_COUNT, store={"enum": ["files", "ocdbt", "zarr2"]},
+        rewrite={"type": "boolean"}, link={"type": "boolean"}, qk_norm={"enum": ["plain", "fit"]},
+    ),
+    "totals": _object(
+        source_parameters=_COUNT, target_parameters=_COUNT, added_parameters=_COUNT, difference={"type": "integer"},
+        leaves=_COUNT, read_bytes=_COUNT, write_bytes=_COUNT, stored_bytes=_COUNT, memory=_COUNT,
+    ),
+    "sizes": {"type": "object", "additionalProperties": _COUNT},
+    "tasks": _list(
+        axes=_TEXT, route={"enum": ["pass", "link", "rewrite"]}, reason=_TEXT, group=_TEXT, note=_TEXT,
+        added={"type": "boolean"}, units=_COUNT, memory=_COUNT, stored_bytes=_COUNT, sources=_ARRAYS, leaves=_ARRAYS,
+    ),
+    "dropped": _list(reason=_TEXT, tensors=_COUNT, elements=_COUNT, paths=_TEXTS),
+    "ignored_entries": _TEXTS,
+    "config": {"type": "object"},
+}  # fmt: skip
+_MISMATCH = {"type": ["number", "string"]}
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "error": _object(
@@ -46,6 +71,26 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         experts=_COUNT, experts_per_token=_COUNT, rows={"type": "array", "items": {"type": "object"}},
         extra=_list(path=_TEXT, shape=_SHAPE),
     ),
+    "plan": _object(**_PLAN),
+    "convert": _object(
+        **_PLAN, destination=_TEXT, seconds={"type": "number"}, peak_memory=_COUNT, written_bytes=_COUNT,
+        resumed={"type": "boolean"},
+        work=_object(decoded=_COUNT, encoded=_COUNT, passed=_COUNT, kept=_COUNT, peak_in_flight=_COUNT),
+        fidelity=_object(
+            exact_attention={"type": "boolean"}, exact_logits={"type": "boolean"}, qk_norm={"enum": ["plain", "fit"]},
+            qk_norm_pairs=_list(layer=_COUNT, product=_MISMATCH, query=_MISMATCH, key=_MISMATCH),
+        ),
+        command=_TEXT,
+    ),
+    "mappings show": _object(
+        schema_version=_VERSION, **_MAPPING,
+        tensors=_list(
+            axlearn=_TEXTS, maxtext=_TEXTS, axes=_TEXT, group=_MAYBE_TEXT, note=_MAYBE_TEXT,
+            when=_MAYBE_TEXT, option=_MAYBE_TEXT,
+        ),
+        drops=_list(axlearn=_TEXT, reason=_TEXT),
+    ),
+    "mappings check": _object(schema_version=_VERSION, valid={"const": True}, **_MAPPING),
     "mappings list": _object(schema_version=_VERSION, mappings=_list(**_MAPPING)),
 }  # fmt: skip
 """Name of a command to the schema of its document; `error` is any command's."""

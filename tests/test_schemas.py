@@ -23,7 +23,10 @@ GOLDEN = str(DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied")
         ("params", ["params", "--model", "envy-switch-xxl"], 0),
         ("inspect", ["inspect", GOLDEN], 0),
         ("inspect", ["inspect", "/nothing"], 0),
+        ("plan", ["plan", SOURCE, "--untie"], 0),
         ("mappings list", ["mappings", "list"], 0),
+        ("mappings show", ["mappings", "show", "envy"], 0),
+        ("mappings check", ["mappings", "check", str(DATA.parents[1] / "mappings" / "envy.toml")], 0),
         ("error", ["verify", GOLDEN, "-q"], 6),
         ("error", ["params", "--model", "unknown"], 4),
         ("error", ["params"], 2),
@@ -32,3 +35,11 @@ GOLDEN = str(DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied")
 def test_documents(capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], code: int) -> None:
     assert run([*arguments, "--json"]) == code
     jsonschema.validate(json.loads(capsys.readouterr().out), SCHEMAS[name])
+
+
+@pytest.mark.parametrize("source", ["micro-hybrid", "micro-hybrid-qkpair"])
+def test_a_conversion(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str) -> None:
+    assert run(["convert", str(DATA / "axlearn" / source), str(tmp_path / "out"), "-q", "--untie", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, SCHEMAS["convert"])
+    assert document["fidelity"]["exact_logits"] == (source == "micro-hybrid-qkpair")

@@ -21,8 +21,10 @@ from converter.progress import Silent
 from converter.verification import Verification
 from converter.verify import VerifyRequest, sampled, verify
 from converter.verify_digests import verify_digests
+from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
 
 DATA = Path(__file__).parent / "data"
+
 SOURCE = str(DATA / "axlearn" / "micro-hybrid")
 LAYER = "params/params/decoder/layers/layers_"
 STORES = ("files", "ocdbt")
@@ -277,3 +279,21 @@ def test_exit_codes_of_a_real_process(converted: dict[str, Path], checkpoint: Pa
         document = json.loads(done.stdout)
         assert document["schema_version"] == 1
         assert code in (0, 6) or document["error"]["exit_code"] == code
+
+
+def test_swapped_query_and_key_are_told(tmp_path: Path) -> None:
+    # With as many heads for k as for q no shape check can see it.
+    tensors = envy_tensors(dimensions(12, 2, 4, 4, 6, 20, 10, 4, 24))
+    source = write_checkpoint(tmp_path / "step_00000100", tensors)
+    convert(Request(str(source), str(tmp_path / "out"), Options()), Silent())
+    query, key = (
+        array_directory(tmp_path / "out", f"{LAYER}0/self_attention/{name}/kernel") for name in ("query", "key")
+    )
+    query.rename(tmp_path / "aside")
+    key.rename(query)
+    (tmp_path / "aside").rename(key)
+    findings = verify(VerifyRequest(str(source), str(tmp_path / "out")), Silent()).findings
+    told = {finding.place.split("/")[-2]: finding.diagnosis for finding in findings}
+    assert set(told) == {"query", "key"}
+    assert "key/kernel" in told["query"]
+    assert "query/kernel" in told["key"]
