@@ -57,20 +57,6 @@ class LeafDigest:
             self._sum = (self._sum + value) % _MODULUS
             self._chunks += 1
 
-    def add_block(self, start: Sequence[int], values: np.ndarray, chunks: Sequence[int]) -> None:
-        """Adds all chunks of a block that covers whole chunks.
-
-        Args:
-          start: where the block begins, in elements; a multiple of the chunk's length along each dimension.
-          values: the block's elements.
-          chunks: elements of a chunk along each dimension.
-        """
-        grid = tuple(-(-length // chunk) for length, chunk in zip(values.shape, chunks, strict=True))
-        for offset in np.ndindex(*grid):
-            region = tuple(slice(at * chunk, (at + 1) * chunk) for at, chunk in zip(offset, chunks, strict=True))
-            index = tuple(low // chunk + at for low, chunk, at in zip(start, chunks, offset, strict=True))
-            self.add(index, values[region])
-
     def record(self) -> dict[str, Any]:
         """The digest as it is stored: kind, 32 hexadecimal digits, number of chunks."""
         return {"kind": self.kind, "xxh3": f"{self._sum:032x}", "chunks": self._chunks}

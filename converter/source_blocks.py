@@ -1,6 +1,5 @@
 """Reads the blocks of a source for verification: each source chunk is decoded once, however large it is."""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import tensorstore as ts
 
 from converter.axis_map import AxisMap, Box
+from converter.block_reader import chunks_in
 from converter.blocking import Blocking, Span, blocks, source_box
 from converter.chunk_codec import slabs
 from converter.errors import SourceError
@@ -54,7 +54,7 @@ class SourceBlocks:
     def _streamed(self, group: Span) -> Iterator[tuple[Span, list[np.ndarray]]]:
         """Slabs of chunks that are larger than a block; all chunks of the group are decoded side by side."""
         (array,) = self.sources
-        parts = _grid_indices(array, source_box(self.axis_map, group, 0))
+        parts = chunks_in(array, source_box(self.axis_map, group, 0))
         step = {axis.source_dims[0]: self.blocking.step[axis.name] for axis in self.axis_map.free_axes}
         slab = tuple(min(step.get(dim, length), length) for dim, length in enumerate(array.chunks))
         todo = blocks(group, self.blocking)
@@ -82,12 +82,6 @@ def _joined(
         target = block[place]
         target[...] = slab[tuple(slice(0, length) for length in target.shape)]
     return block
-
-
-def _grid_indices(array: ArraySpec, box: Box) -> list[tuple[int, ...]]:
-    """The chunks that a chunk-aligned box covers."""
-    ranges = [range(low // n, -(-high // n)) for (low, high), n in zip(box, array.chunks, strict=True)]
-    return list(itertools.product(*ranges))
 
 
 def _read(reader: Any, array: ArraySpec, box: Box) -> np.ndarray:
