@@ -43,13 +43,13 @@ def test_a_frame_cut_anywhere_is_refused(content: bytes) -> None:
     for frame in frames(content):
         for end in range(len(frame)):
             for piece in (1, 1 << 20):
-                with pytest.raises(SourceError, match="leaf: chunk 0: (no zstd frame|truncated)"):
+                with pytest.raises(SourceError, match=r"leaf: chunk 0: (no zstd frame|truncated)"):
                     check(frame[:end], len(content), piece)
 
 
 def test_bytes_behind_the_frame_are_refused() -> None:
     for frame in frames(b"abc"):
-        with pytest.raises(SourceError, match=f"followed by other bytes: the zstd frame has {len(frame)} bytes"):
+        with pytest.raises(SourceError, match=f"followed by other bytes: the zstd frame has {len(frame)}"):
             check(frame + b"x", 3, 5)
 
 
