@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from converter.chunk_file import ChunkFile, open_chunk_file
 from converter.digest import start_chunk
-from converter.errors import DestinationError
+from converter.errors import DestinationError, SourceError
 from converter.memory import format_size
 from converter.ocdbt import CHUNKS, NODES, write_index
 from converter.plan import Leaf
@@ -101,6 +101,7 @@ class LeafStore:
         """Makes a chunk a hard link to a file of the source.
 
         Raises:
+          SourceError: the source's file is not there any more.
           DestinationError: the file systems do not allow it.
         """
         target = self._name(index)
@@ -109,6 +110,8 @@ class LeafStore:
             if not (os.path.lexists(target) and os.path.samefile(source, target)):
                 os.link(os.path.realpath(source), target)
         except OSError as error:
+            if not os.path.exists(source):
+                raise SourceError(f"{source}: was removed while the source was read") from None
             raise DestinationError(
                 f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
                 "file system that has hard links, drop it to copy"

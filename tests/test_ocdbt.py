@@ -73,7 +73,7 @@ def test_tensorstore_refuses_every_flipped_byte_of_the_index(name: str, tmp_path
     good = path.read_bytes()
     for position in range(len(good)):
         path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
-        with pytest.raises(ValueError, match="Error decoding|Error reading"):
+        with pytest.raises(ValueError, match=r"Error (decoding|reading)"):
             database(tmp_path).read("a/0").result()
 
 
