@@ -1,8 +1,8 @@
 """Checks a compressed chunk from outside: is the file one whole zstd frame of the right size.
 
-A truncated or overwritten file is found without decoding it: the header must give the chunk's size, and the chain of
-blocks must end exactly where the file ends (RFC 8878, section 3.1.1). Damage inside a block is not seen, for AXLearn's
-frames carry no checksum.
+A truncated or overwritten file is found without decoding it: the size in the header must be the chunk's (AXLearn's
+frames have one; a frame without is taken), and the chain of blocks must end exactly where the file ends (RFC 8878,
+section 3.1.1). Damage inside a block is not seen, for AXLearn's frames carry no checksum.
 """
 
 import os
@@ -12,8 +12,8 @@ from converter.errors import SourceError
 MAGIC = 0xFD2FB528
 MAX_HEADER = 18
 CONTENT_SIZE_BYTES = (0, 2, 4, 8)
-DICTIONARY_BYTES = (0, 1, 2, 4)
 RESERVED_BLOCK, RLE_BLOCK = 3, 1
+MAX_BLOCK = 128 << 10
 
 
 def check_frame(descriptor: int, file_size: int, content_size: int, where: str, *, whole: bool = True) -> None:
@@ -37,7 +37,7 @@ def check_frame(descriptor: int, file_size: int, content_size: int, where: str, 
             raise SourceError(f"{where}: truncated: the zstd frame goes on past the file's {file_size} bytes")
         fields = int.from_bytes(header, "little")
         last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
-        if kind == RESERVED_BLOCK:
+        if kind == RESERVED_BLOCK or size > MAX_BLOCK:
             raise SourceError(f"{where}: damaged: no zstd block at byte {position}")
         position += 3 + (1 if kind == RLE_BLOCK else size)
     position += 4 if has_checksum else 0
@@ -51,9 +51,12 @@ def _frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool
     if len(data) < 6 or int.from_bytes(data[:4], "little") != MAGIC:
         raise SourceError(f"{where}: no zstd frame; the file starts with {data[:4].hex() or 'nothing'}")
     descriptor = data[4]
+    if descriptor & 0x08 or descriptor & 3:
+        # No decoder knows the reserved bit, and there is no dictionary to decode a chunk with.
+        raise SourceError(f"{where}: damaged: no header of a zstd frame without dictionary: {data[:5].hex()}")
     single_segment = bool(descriptor & 0x20)
     size_bytes = CONTENT_SIZE_BYTES[descriptor >> 6] or int(single_segment)
-    start = 5 + (not single_segment) + DICTIONARY_BYTES[descriptor & 3]
+    start = 5 + (not single_segment)
     if len(data) < start + size_bytes:
         raise SourceError(f"{where}: truncated inside the zstd frame's header")
     if size_bytes:
