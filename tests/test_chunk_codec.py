@@ -55,7 +55,9 @@ def encoded(values: np.ndarray, level: int | None, *, checksum: bool) -> bytes:
     return b"".join(pieces)
 
 
-@given(shape=shapes, dtype=dtypes, level=st.sampled_from([None, -5, 1, 19]), checksum=st.booleans(), seed=st.integers(0))
+@given(
+    shape=shapes, dtype=dtypes, level=st.sampled_from([None, -5, 1, 19]), checksum=st.booleans(), seed=st.integers(0)
+)
 def test_decoding_undoes_encoding(
     shape: tuple[int, ...], dtype: str, level: int | None, checksum: bool, seed: int
 ) -> None:
