@@ -97,10 +97,10 @@ def _block_dumper() -> Any:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        def represent_list(self, data: list[Any]) -> Any:
+        def one_line(self, data: list[Any]) -> Any:
             return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
 
-    Dumper.add_representer(list, Dumper.represent_list)
+    Dumper.add_representer(list, Dumper.one_line)
     return Dumper
 
 

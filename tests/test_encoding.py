@@ -89,10 +89,10 @@ def test_passed_chunks_are_read_with_their_axes_moved(
     encoding = Encoding.passed("files", order, level, checksum=data.draw(st.booleans()))
     values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     # The source's dimension i is the target's dimension order[i].
-    target_dims = np.argsort(order)
-    moved = [tuple(int(lengths[dim]) for dim in target_dims) for lengths in (shape, chunks)]
+    target_dims = tuple(order.index(dim) for dim in range(len(order)))
+    moved_shape, moved_chunks = (tuple(lengths[dim] for dim in target_dims) for lengths in (shape, chunks))
     place = tmp_path_factory.mktemp("array")
-    (place / "zarr.json").write_text(json.dumps(encoding.metadata(*moved, "float32")))
+    (place / "zarr.json").write_text(json.dumps(encoding.metadata(moved_shape, moved_chunks, "float32")))
     for index in itertools.product(*(range(-(-n // c)) for n, c in zip(shape, chunks, strict=True))):
         chunk = np.zeros(chunks, np.float32)
         part = values[tuple(slice(n * c, (n + 1) * c) for n, c in zip(index, chunks, strict=True))]
