@@ -36,7 +36,8 @@ def compared(source: np.ndarray, found: np.ndarray) -> LeafComparison:
 )  # fmt: skip
 def test_values_are_equal_only_where_all_bits_are(one: int, other: int) -> None:
     source = floats(one, one)
-    assert compared(source, source.copy()).mismatch is None
+    same = compared(source, source.copy())
+    assert (same.mismatch, same.overflows, same.max_absolute, same.max_relative) == (None, 0, 0.0, 0.0)
     mismatch = compared(source, floats(one, other)).mismatch
     assert mismatch is not None
     assert (mismatch.elements, mismatch.first_index) == (1, (1,))

@@ -46,6 +46,9 @@ def flipped(values: np.ndarray, at: int, mask: int) -> np.ndarray:
 
 CASES: dict[str, tuple[np.ndarray, Tensor, Callable[[np.ndarray], np.ndarray], str]] = {
     "left out": (GRID, HALVES, interleaved, "the RoPE permutation was left out"),
+    "four": (GRID[:, :4], HALVES, interleaved, "the RoPE permutation was left out"),
+    "three pairs": (GRID[:, :6], HALVES, halves, "the RoPE permutation was applied twice"),
+    "one pair": (GRID[:, :2], HALVES, lambda v: v[:, ::-1], "elements of (2 pair) 0 and 1 are swapped"),
     "twice": (GRID, HALVES, halves, "the RoPE permutation was applied twice"),
     "none due": (GRID, PLAIN, halves, "the RoPE permutation was applied where none is due"),
     "inverse": (GRID, PLAIN, interleaved, "equal after the inverse RoPE permutation"),

@@ -63,6 +63,7 @@ def test_many_threads_never_hold_more_than_the_limit(seed: int) -> None:
 
 def test_the_whole_budget_can_be_had_and_one_byte_more_is_refused_at_once() -> None:
     budget = ByteBudget(10)
+    assert budget.peak == 0
     with budget.hold(10):
         assert budget.peak == 10
     with pytest.raises(ValueError, match=r"^11 bytes are asked for, the budget has 10$"), budget.hold(11):

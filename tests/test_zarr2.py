@@ -83,6 +83,20 @@ def test_the_last_chunk_is_clipped_along_every_dimension() -> None:
     assert [array.clipped_bytes(index) // 8 for index in ((0, 0, 0), (2, 0, 0), (0, 2, 0), (2, 2, 0))] == [24, 12, 8, 4]
 
 
+@pytest.mark.parametrize("rank", [32, 33])
+def test_as_many_dimensions_as_tensorstore_has(rank: int, tmp_path: Path) -> None:
+    write_array(tmp_path / "w", np.zeros((1,) * 32, np.float32), (1,) * 32)
+    file = tmp_path / "w" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "shape": [1] * rank, "chunks": [1] * rank}))
+    if rank == 32:
+        array = read_array("w", str(tmp_path / "w"))
+        assert ts.open(open_spec(array), read=True).result().read().result().shape == array.shape
+        return
+    with pytest.raises(SourceError) as caught:
+        read_array("w", str(tmp_path / "w"))
+    assert caught.value.message == f"w: {file}: 33 dimensions, expected 32 at most"
+
+
 def test_a_missing_chunk_is_no_zeros(tmp_path: Path) -> None:
     write_array(tmp_path / "w", np.ones((4, 2), np.float32), (2, 2))
     (tmp_path / "w" / "1.0").unlink()
