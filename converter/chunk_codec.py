@@ -16,7 +16,7 @@ import zstandard
 
 from converter.errors import SourceError
 from converter.zarr2 import ArraySpec, chunk_key
-from converter.zstd_frame import check_frame
+from converter.zstd_frame import FrameCheck
 
 READ_SIZE = 1 << 20
 FEED_SIZE = 4 << 20
@@ -132,16 +132,38 @@ def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterat
                 yield raw
                 _expect_end(raw, array, where)
                 return
+            watched = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
             decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-            stream = decompressor.stream_reader(raw, read_size=READ_SIZE, read_across_frames=True)
+            stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
             yield stream
             _expect_end(stream, array, where)
-            # The decoder keeps silent about a last block or checksum that is cut off, and about a few bytes too many.
-            check_frame(raw.fileno(), os.fstat(raw.fileno()).st_size, array.chunk_bytes, where)
+            watched.finish()
     except OSError as error:
         raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
     except zstandard.ZstdError as error:
         raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+
+
+class _WatchedFile:
+    """A file whose outline is checked while it is decoded.
+
+    The decoder keeps silent about a last block or checksum that is cut off, and about a few bytes too many.
+    """
+
+    def __init__(self, raw: Any, check: FrameCheck):
+        self.raw = raw
+        self.check = check
+
+    def read(self, size: int) -> bytes:
+        data = self.raw.read(size)
+        self.check.feed(data)
+        return data
+
+    def finish(self) -> None:
+        """Ends the check; what the decoder has not asked for counts too."""
+        while self.read(READ_SIZE):
+            pass
+        self.check.finish()
 
 
 def _expect_end(stream: Any, array: ArraySpec, where: str) -> None:

@@ -4,6 +4,7 @@ A chunk appears under its key only when it is whole. Its checksum is computed on
 bytes as they are stored.
 """
 
+import errno
 import itertools
 import json
 import os
@@ -12,12 +13,12 @@ from typing import Any, Protocol
 
 from crc32c import crc32c
 
+from converter.chunk_file import open_chunk_file
 from converter.digest import start_chunk
 from converter.errors import DestinationError
 from converter.memory import format_size
 from converter.plan import Leaf
 
-PART = ".part"
 READ_SIZE = 4 << 20
 CRC_BYTES = 4
 
@@ -25,7 +26,13 @@ CRC_BYTES = 4
 class Sink(Protocol):
     """Takes the bytes of one chunk in order; `commit` makes it appear."""
 
+    takes_pages: bool
+
+    def clone(self, source: int) -> bool: ...
+
     def write(self, data: Any) -> None: ...
+
+    def write_pages(self, pages: memoryview) -> None: ...
 
     def commit(self) -> None: ...
 
@@ -65,28 +72,29 @@ class LeafStore:
         """Whether a chunk is held in memory until it is committed, so that it had best come in one piece."""
         return self._database is not None
 
-    def store_chunk(self, index: tuple[int, ...], fill: Callable[[Callable[[Any], None]], None]) -> None:
+    def store_chunk(self, index: tuple[int, ...], size: int, fill: "Callable[[ChunkWriter], None]") -> None:
         """Stores one chunk.
 
         Args:
           index: the chunk's place in the leaf's grid.
-          fill: is called with a function that takes the encoded bytes, in order.
+          size: its bytes, about.
+          fill: is called with a writer that takes the encoded bytes, in order.
 
         Raises:
           DestinationError: it cannot be written.
         """
-        sink = self._sink(self.leaf.encoding.chunk_key(index))
-        checked = _Checked(sink, index, with_crc=self.leaf.encoding.crc32c)
+        sink = self._sink(self.leaf.encoding.chunk_key(index), size)
+        writer = ChunkWriter(sink, index, with_crc=self.leaf.encoding.crc32c)
         try:
-            fill(checked.write)
-            checked.commit()
+            fill(writer)
+            writer.commit()
         except OSError as error:
             sink.abort()
             raise write_error(self._name(index), error) from None
         except BaseException:
             sink.abort()
             raise
-        self.digests[index] = checked.digest()
+        self.digests[index] = writer.digest()
 
     def link_chunk(self, index: tuple[int, ...], source: str) -> None:
         """Makes a chunk a hard link to a file of the source.
@@ -109,7 +117,7 @@ class LeafStore:
         encoding = self.leaf.encoding
         if not encoding.crc32c:
             return False
-        checked = _Checked(None, index, with_crc=True)
+        checked = _Checksums(index, with_crc=True)
         if not checked.matches(self._stored(encoding.chunk_key(index))):
             return False
         self.digests[index] = checked.digest()
@@ -137,7 +145,7 @@ class LeafStore:
         except OSError:
             return
 
-    def _sink(self, key: str) -> Sink:
+    def _sink(self, key: str, size: int) -> Sink:
         if self._database is not None:
             return _DatabaseSink(self._database, key, self.leaf.path, self.directory)
         path = os.path.join(self.directory, key)
@@ -146,12 +154,12 @@ class LeafStore:
             # had the chunks that were in it.
             if os.sep in key and os.path.isdir(self.directory):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-            return _FileSink(path)
+            return open_chunk_file(path, size)
         except OSError as error:
             raise write_error(path, error) from None
 
     def _put(self, key: str, data: bytes) -> None:
-        sink = self._sink(key)
+        sink = self._sink(key, len(data))
         try:
             sink.write(data)
             sink.commit()
@@ -163,31 +171,28 @@ class LeafStore:
         return os.path.join(self.directory, self.leaf.encoding.chunk_key(index))
 
 
-class _Checked:
-    """Passes bytes on to a sink, adds the checksum at the end, and digests all that is stored."""
+class _Checksums:
+    """The running checksum and digest of a chunk's stored bytes."""
 
-    def __init__(self, sink: Sink | None, index: tuple[int, ...], *, with_crc: bool):
-        self.sink = sink
+    def __init__(self, index: tuple[int, ...], *, with_crc: bool):
         self.with_crc = with_crc
         self.crc = 0
         self.hash = start_chunk(index)
 
-    def write(self, data: Any) -> None:
+    def add(self, data: Any) -> None:
         if not len(data):
             return
         if self.with_crc:
             self.crc = crc32c(data, self.crc)
         self.hash.update(data)
-        if self.sink is not None:
-            self.sink.write(data)
 
-    def commit(self) -> None:
-        assert self.sink is not None
-        if self.with_crc:
-            trailer = self.crc.to_bytes(CRC_BYTES, "little")
-            self.hash.update(trailer)
-            self.sink.write(trailer)
-        self.sink.commit()
+    def trailer(self) -> bytes:
+        """What is stored behind the bytes so far, and counts for the digest."""
+        if not self.with_crc:
+            return b""
+        trailer = self.crc.to_bytes(CRC_BYTES, "little")
+        self.hash.update(trailer)
+        return trailer
 
     def matches(self, pieces: Any) -> bool:
         """Whether stored bytes end with the checksum of what comes before."""
@@ -195,40 +200,54 @@ class _Checked:
         for piece in pieces:
             data = held + piece
             held = data[-CRC_BYTES:]
-            self.write(data[:-CRC_BYTES])
-        self.hash.update(held)
-        return len(held) == CRC_BYTES and int.from_bytes(held, "little") == self.crc
+            self.add(data[:-CRC_BYTES])
+        return held == self.trailer()
 
     def digest(self) -> int:
         return self.hash.intdigest()
 
 
-class _FileSink:
-    """A chunk file; it has another name until it is whole."""
+class ChunkWriter:
+    """Writes the bytes of one chunk, with their checksum at the end."""
 
-    def __init__(self, path: str):
-        self.path = path
-        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    def __init__(self, sink: Sink, index: tuple[int, ...], *, with_crc: bool):
+        self._sink = sink
+        self._sums = _Checksums(index, with_crc=with_crc)
+        self.takes_pages = sink.takes_pages
 
     def write(self, data: Any) -> None:
-        view = memoryview(data)
-        while len(view):
-            view = view[os.write(self.descriptor, view) :]
+        """Takes the next bytes."""
+        self._sums.add(data)
+        self._sink.write(data)
+
+    def add(self, data: Any) -> None:
+        """Counts bytes that reach the chunk on another way: with `clone` or `write_pages`."""
+        self._sums.add(data)
+
+    def clone(self, source: int) -> bool:
+        """Takes all bytes of an open file without copying them, where the file system can; tells whether it did."""
+        return self._sink.clone(source)
+
+    def write_pages(self, pages: memoryview) -> None:
+        """Takes whole pages of memory; only where `takes_pages` says so, and before any `write`."""
+        self._sink.write_pages(pages)
 
     def commit(self) -> None:
-        os.close(self.descriptor)
-        os.replace(self.path + PART, self.path)
+        """Makes the chunk appear."""
+        trailer = self._sums.trailer()
+        if trailer:
+            self._sink.write(trailer)
+        self._sink.commit()
 
-    def abort(self) -> None:
-        try:
-            os.close(self.descriptor)
-            os.unlink(self.path + PART)
-        except OSError:
-            pass
+    def digest(self) -> int:
+        """The digest of all bytes, the checksum's included."""
+        return self._sums.digest()
 
 
 class _DatabaseSink:
     """A value of an OCDBT database."""
+
+    takes_pages = False
 
     def __init__(self, database: Any, key: str, path: str, directory: str):
         self.database = database
@@ -236,6 +255,12 @@ class _DatabaseSink:
         self.path = path
         self.directory = directory
         self.pieces: list[bytes] = []
+
+    def clone(self, source: int) -> bool:  # noqa: ARG002
+        return False
+
+    def write_pages(self, pages: memoryview) -> None:
+        self.write(pages)
 
     def write(self, data: Any) -> None:
         self.pieces.append(data if isinstance(data, bytes) else bytes(data))
@@ -255,6 +280,10 @@ class _DatabaseSink:
 
 def write_error(path: str, error: OSError) -> DestinationError:
     """What the system says about a failed write, with the room that is left."""
+    if error.errno == errno.ENOENT:
+        return DestinationError(
+            f"{path}: cannot be written: its directory vanished while we worked; run the same command"
+        )
     return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
 
 

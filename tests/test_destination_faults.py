@@ -233,13 +233,16 @@ def test_a_link_to_an_empty_directory_is_followed(
 
 
 def vanish_whole(root: Path) -> None:
-    shutil.rmtree(root)
+    # In one step: threads that still write would fill what is being removed.
+    gone = root.with_name("gone")
+    root.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def vanish_finished(root: Path) -> None:
     """The first leaves, which are done; the later ones go on."""
     for leaf in sorted((root / "leaves").iterdir()):
-        shutil.rmtree(leaf)
+        vanish_whole(leaf)
 
 
 VANISHINGS: dict[str, Callable[[Path], None]] = {"the work area": vanish_whole, "finished leaves": vanish_finished}

@@ -1,6 +1,4 @@
-"""The walk over a zstd frame, held against what zstandard itself makes of the same bytes."""
-
-import tempfile
+"""Following a zstd frame from outside, held against what zstandard itself makes of the same bytes."""
 
 import numpy as np
 import pytest
@@ -9,22 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import SourceError
-from converter.zstd_frame import check_frame
+from converter.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 MAGIC = bytes.fromhex("28b52ffd")
 BLOCK = 128 << 10
 """zstd's largest block."""
 
 
-def complaint(data: bytes, content_size: int, *, whole: bool = True) -> str:
-    """What the walk says about a file; empty where nothing is wrong."""
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        try:
-            check_frame(file.fileno(), len(data), content_size, "w: chunk 0.0", whole=whole)
-        except SourceError as error:
-            return error.message
+def complaint(data: bytes, content_size: int, piece: int = 1 << 20) -> str:
+    """What is wrong with a file that comes in pieces; empty where nothing is."""
+    walk = FrameCheck(content_size, "w: chunk 0.0")
+    try:
+        for start in range(0, len(data), piece):
+            walk.feed(data[start : start + piece])
+        walk.finish()
+    except SourceError as error:
+        return error.message
+    return ""
+
+
+def header_complaint(data: bytes, content_size: int) -> str:
+    """What is wrong with its header alone."""
+    try:
+        frame_header(data[:MAX_HEADER], content_size, "w: chunk 0.0")
+    except SourceError as error:
+        return error.message
     return ""
 
 
@@ -67,17 +74,21 @@ def frames(draw: st.DrawFn, most: int = 3 * BLOCK) -> tuple[bytes, int, bool]:
     return data + stream.compress(content[cut:]) + stream.flush(), len(content), sized
 
 
-@given(frame=frames(), tail=st.binary(min_size=1, max_size=9))
-def test_any_frame_is_walked_to_its_end_and_no_further(frame: tuple[bytes, int, bool], tail: bytes) -> None:
+pieces = st.sampled_from([1, 2, 3, 7, 1000, 1 << 20])
+
+
+@given(frame=frames(), tail=st.binary(min_size=1, max_size=9), piece=pieces)
+def test_any_frame_is_followed_to_its_end_and_no_further(
+    frame: tuple[bytes, int, bool], tail: bytes, piece: int
+) -> None:
     data, size, sized = frame
     assert decoded_size(data) == size
-    assert complaint(data, size) == ""
-    assert complaint(data + tail, size) == (
+    assert complaint(data, size, piece) == header_complaint(data, size) == ""
+    assert complaint(data + tail, size, piece) == (
         f"w: chunk 0.0: followed by other bytes: the zstd frame has {len(data)} bytes, the file {len(data) + len(tail)}"
     )
     other = f"w: chunk 0.0: decodes to {size} bytes, the chunk has {size + 1}"
-    for whole in (True, False):
-        assert complaint(data, size + 1, whole=whole) == (other if sized else "")
+    assert complaint(data, size + 1, piece) == header_complaint(data, size + 1) == (other if sized else "")
 
 
 @given(frame=frames(most=60))
@@ -85,14 +96,15 @@ def test_a_frame_that_is_cut_off_at_any_byte_is_told(frame: tuple[bytes, int, bo
     data, size, _ = frame
     for length in range(len(data)):
         assert decoded_size(data[:length]) is None
-        message = complaint(data[:length], size)
-        assert message.startswith("w: chunk 0.0: " + ("no zstd frame" if length < 6 else "truncated")), length
+        for piece in (1, 5, len(data)):
+            message = complaint(data[:length], size, piece)
+            assert message.startswith("w: chunk 0.0: " + ("no zstd frame" if length < 6 else "truncated")), length
 
 
 @given(frame=frames(most=200), data=st.data())
 def test_what_zstandard_decodes_is_not_refused(frame: tuple[bytes, int, bool], data: st.DataObject) -> None:
-    # A changed byte may leave a frame that decodes to as many bytes: to find that is not the walk's work, but it must
-    # not lose its way either.
+    # A changed byte may leave a frame that decodes to as many bytes: to find that takes a decoder, but the way through
+    # the blocks must not be lost either.
     original, size, _ = frame
     at = data.draw(st.integers(0, len(original) - 1))
     changed = bytearray(original)
@@ -127,7 +139,7 @@ ABC = header(0x20, 3) + block(RAW, 3, b"abc")
 )
 def test_frames_by_the_letter_of_the_rfc(data: bytes, size: int) -> None:
     assert decoded_size(data) == size
-    assert complaint(data, size) == ""
+    assert complaint(data, size) == complaint(data, size, 1) == ""
 
 
 FAULTS = {
@@ -151,10 +163,12 @@ FAULTS = {
 def test_what_is_no_whole_frame(fault: str) -> None:
     data, message = FAULTS[fault]
     assert decoded_size(data) != 3
-    assert complaint(data, 3) == f"w: chunk 0.0: {message}"
+    for piece in (1, 4, len(data) + 1):
+        assert complaint(data, 3, piece) == f"w: chunk 0.0: {message}"
 
 
-def test_only_the_head_is_looked_at_where_that_was_asked() -> None:
-    assert complaint(ABC[:7], 3, whole=False) == ""
-    assert complaint(ABC + b"tail", 3, whole=False) == ""
-    assert complaint(ABC, 4, whole=False) == "w: chunk 0.0: decodes to 3 bytes, the chunk has 4"
+def test_the_header_says_where_the_blocks_begin_and_whether_a_checksum_follows() -> None:
+    assert frame_header(ABC, 3, "w") == (6, False)
+    assert frame_header(header(0x04, 0x58) + block(RLE, 9, b"x"), 9, "w") == (6, True)
+    assert frame_header(header(0x40, 0x58, 1, 0) + block(RLE, 257, b"x"), 257, "w") == (8, False)
+    assert frame_header(header(0xE4, *(3).to_bytes(8, "little")), 3, "w") == (13, True)
