@@ -132,7 +132,7 @@ def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterat
                 yield raw
                 _expect_end(raw, array, where)
                 return
-            watched = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
+            watched: Any = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
             decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
             stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
             yield stream

@@ -162,7 +162,10 @@ def test_a_chunk_that_is_cut_off_at_any_byte(kind: str) -> None:
         assert "ends too early" in message or "truncated" in message, length
 
 
-@pytest.mark.parametrize("tail", [*GARBAGE, FRAMES["plain"], FRAMES["plain"][:9], bytes.fromhex("502a4d1800000000")])
+TAILS = [*GARBAGE, FRAMES["plain"], FRAMES["plain"][:9], bytes.fromhex("502a4d1800000000")]
+
+
+@pytest.mark.parametrize("tail", TAILS, ids=bytes.hex)
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_chunk_that_is_followed_by_something(kind: str, tail: bytes) -> None:
     message = refusal(FRAMES[kind] + tail, kind)
