@@ -12,14 +12,11 @@ from converter.chunk_codec import check_chunk
 from converter.chunk_copy import copy_chunk, link_chunk, target_index
 from converter.leaf_store import LeafStore
 from converter.memory import ByteBudget
-from converter.plan import Plan, Task
+from converter.plan import COPIERS, Plan, Task
 from converter.progress import Progress
 from converter.rewrite import Rewriter
 from converter.routes import LINK
 from converter.stage import Stage
-
-COPIERS = 2
-"""Threads that only copy chunks, beside those that rewrite first: copying waits for the disk, rewriting for a core."""
 
 Unit = Callable[[], int]
 """Does a piece of work; returns the decoded bytes of the leaves that it finished."""
@@ -101,11 +98,10 @@ class _Engine:
 
     def run(self, jobs: int) -> Written:
         futures: list[Future[None]] = []
-        copiers = COPIERS if self.plan.options.store != "ocdbt" else 0
-        with ThreadPoolExecutor(jobs + copiers, "ax2mt") as pool:
+        with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
             try:
                 futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
-                futures += [pool.submit(self._worker, self.copies) for _ in range(copiers)]
+                futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 self.stop.set()
@@ -136,6 +132,8 @@ class _Engine:
                 return
             for store in work.stores:
                 self.digests[store.leaf.path] = store.digests
+        for store in work.stores:
+            store.finish()
         for leaf in work.task.leaves:
             self.progress.leaf_done(leaf.path)
 
