@@ -1,8 +1,8 @@
 """Checks a compressed chunk from outside: is the file one whole zstd frame of the right size.
 
-A truncated or overwritten file is found without decoding it: the header must give the chunk's size, and the chain of
-blocks must end exactly where the file ends (RFC 8878, section 3.1.1). Damage inside a block is not seen, for AXLearn's
-frames carry no checksum.
+A truncated or overwritten file is found without decoding it: the size in the header must be the chunk's (AXLearn's
+frames have one; a frame without is taken), and the chain of blocks must end exactly where the file ends (RFC 8878,
+section 3.1.1). Damage inside a block is not seen, for AXLearn's frames carry no checksum.
 """
 
 from typing import Any
@@ -17,6 +17,8 @@ DICTIONARY_BYTES = (0, 1, 2, 4)
 BLOCK_HEADER = 3
 CHECKSUM_BYTES = 4
 RESERVED_BLOCK, RLE_BLOCK = 3, 1
+MAX_BLOCK = 128 << 10
+RESERVED_BIT, DICTIONARY_FLAG = 0x08, 0x03
 
 
 class FrameCheck:
@@ -82,7 +84,7 @@ class FrameCheck:
             return
         fields = int.from_bytes(data, "little")
         last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
-        if kind == RESERVED_BLOCK:
+        if kind == RESERVED_BLOCK or size > MAX_BLOCK:
             raise SourceError(f"{self._where}: damaged: no zstd block at byte {self._next}")
         self._next += BLOCK_HEADER + (1 if kind == RLE_BLOCK else size)
         if last:
@@ -113,6 +115,9 @@ def frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool]
     if len(data) < 6 or int.from_bytes(data[:4], "little") != MAGIC:
         raise SourceError(f"{where}: no zstd frame; the file starts with {data[:4].hex() or 'nothing'}")
     descriptor = data[4]
+    if descriptor & (RESERVED_BIT | DICTIONARY_FLAG):
+        # No decoder takes the reserved bit, and there is no dictionary to decode a chunk with.
+        raise SourceError(f"{where}: damaged: no header of a zstd frame without dictionary: {data[:5].hex()}")
     length, size_bytes = header_bytes(data), _size_bytes(descriptor)
     if len(data) < length:
         raise SourceError(f"{where}: truncated inside the zstd frame's header")
