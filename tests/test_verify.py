@@ -19,8 +19,9 @@ from converter.errors import VerificationError
 from converter.plan import Options
 from converter.progress import Silent
 from converter.verification import Verification
-from converter.verify import VerifyRequest, sampled, verify
+from converter.verify import VerifyRequest, verify
 from converter.verify_digests import verify_digests
+from converter.verify_values import sampled
 from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
 
 DATA = Path(__file__).parent / "data"
