@@ -201,8 +201,7 @@ def logits(
 def mappings_list(as_json: JsonOption = False) -> None:
     """The bundled tables."""
     from converter.mapping_file import load_bundled
-    from converter.proof_report import mappings_document
-    from converter.report import print_mappings
+    from converter.mapping_report import mappings_document, print_mappings
 
     tables = load_bundled()
     show(as_json, lambda: mappings_document(tables), lambda console: print_mappings(tables, console))
@@ -215,8 +214,7 @@ def mappingsshow(
 ) -> None:
     """The rows of a table."""
     from converter.mapping_file import find_mapping
-    from converter.proof_report import mapping_document
-    from converter.report import print_mapping
+    from converter.mapping_report import mapping_document, print_mapping
 
     table = find_mapping(name)
     show(as_json, lambda: mapping_document(table), lambda console: print_mapping(table, console))
@@ -229,7 +227,7 @@ def mappings_check(
 ) -> None:
     """Validate a table of your own."""
     from converter.mapping_file import load_mapping
-    from converter.proof_report import mapping_check_document
+    from converter.mapping_report import mapping_check_document
 
     table = load_mapping(file)
     text = f"{file}: mapping '{table.name}' is valid ({len(table.rows)} rows, {len(table.drops)} drops)"

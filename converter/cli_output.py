@@ -39,10 +39,10 @@ def report_error(arguments: Sequence[str], kind: str, message: str, details: Seq
     """Tells of an error, on stderr or as a JSON document on stdout; returns the exit code."""
     message, details = _printable(message), [_printable(line) for line in details]
     if "--json" in arguments:
-        from converter.report import SCHEMA_VERSION
+        from converter.report import document
 
         error = {"kind": kind, "exit_code": code, "message": message, "details": details}
-        print(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
+        print(json.dumps(document(error=error), indent=2))
     else:
         print(f"ax2mt: {message}", file=sys.stderr)
         for line in details:
