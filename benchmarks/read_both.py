@@ -1,6 +1,7 @@
-"""Reads and decodes both sides once and does nothing with it: `python -m benchmarks.read_both STEP ITEMS`.
+"""Reads and decodes both sides once and does nothing with it: `python -m benchmarks.read_both [--reuse] STEP ITEMS`.
 
-What any comparison has to do at least, with TensorStore: each chunk once, two at a time, no cache.
+What any comparison has to do at least, with TensorStore: each chunk once, two at a time, no cache. With `--reuse` the
+allocator is set as `verify` sets it, which makes this nearly twice as fast.
 """
 
 import itertools
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
+
+from converter.memory import reuse_freed_memory
 
 THREADS = 2
 
@@ -41,4 +44,6 @@ def _chunks(store: Any) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    if "--reuse" in sys.argv:
+        reuse_freed_memory()
+    main([Path(argument) for argument in sys.argv[1:] if argument != "--reuse"])

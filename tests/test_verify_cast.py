@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tensorstore as ts
 from converter.convert import Request, convert
 from converter.plan import Options
 from converter.progress import Silent
+from converter.schemas import SCHEMAS
 from converter.verification import Verification
 from converter.verify import VerifyRequest, verify
 from tests.conftest import AXLEARN, Cli
@@ -100,6 +102,7 @@ def test_overflow_is_reported_and_fails(dtype: str, tmp_path: Path, cli: Cli) ->
 
     done = cli("verify", source, checkpoint, "--dtype", dtype, "--json")
     assert done.code == 6
+    jsonschema.validate(done.document, SCHEMAS["verify"])
     assert done.document["cast"] == {
         "dtype": dtype,
         "max_absolute_error": form.half,
