@@ -1,7 +1,8 @@
 """Times a sharded restore of our output against one of what Orbax writes itself: `python -m benchmarks.restore`.
 
-Each restore is a process of its own with four host devices. Orbax's copy is saved from the arrays as they are sharded
-in the restore, so that its chunks are the shards: the best case for Orbax.
+Each restore is a process of its own with four host devices, sharded as MaxText does with fsdp: along the embedding
+axis. Orbax's copy is saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3) from the arrays as they are
+sharded in the restore, so that its chunks are the shards: the best case for Orbax.
 """
 
 import argparse
@@ -16,10 +17,21 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import describe
-from benchmarks.source import CACHE, random_source
-from converter.memory import parse_size
+from benchmarks.measure import warm
+from benchmarks.source import CACHE, Sizes, sized_source
 
 DEVICES = 4
+SIZES = Sizes(embed=768, experts=16, repeats=2)
+"""1.9 GB; the embedding axis is 16-way sharded in the source, so that its chunks lie within the four shards."""
+
+STORES = {
+    "files": [],
+    "ocdbt": ["--store", "ocdbt"],
+    "zarr2": ["--store", "zarr2"],
+    "rewrite": ["--rewrite"],
+    "rewrite, ocdbt": ["--rewrite", "--store", "ocdbt"],
+}
+REFERENCE = "Orbax"
 
 
 def restore(items: Path, save_to: Path | None) -> float:
@@ -33,10 +45,8 @@ def restore(items: Path, save_to: Path | None) -> float:
     metadata: Any = checkpointer.metadata(items)
 
     def sharded(leaf: Any) -> ocp.ArrayRestoreArgs:
-        # The largest dimension that divides; a leaf with none is replicated.
-        dims = [dim for dim, size in enumerate(leaf.shape) if size % DEVICES == 0]
-        widest = max(dims, key=lambda dim: leaf.shape[dim], default=None)
-        spec = PartitionSpec(*("fsdp" if dim == widest else None for dim in range(len(leaf.shape))))
+        # MaxText's logical axis rules send `embed` to fsdp; what has no such axis is replicated.
+        spec = PartitionSpec(*("fsdp" if size == SIZES.embed else None for size in leaf.shape))
         return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=NamedSharding(mesh, spec))
 
     arguments = jax.tree.map(sharded, metadata.item_metadata.tree, is_leaf=lambda node: hasattr(node, "shape"))
@@ -44,11 +54,17 @@ def restore(items: Path, save_to: Path | None) -> float:
     tree = jax.block_until_ready(checkpointer.restore(items, restore_args=arguments))
     seconds = time.perf_counter() - started
     if save_to is not None:
-        checkpointer.save(save_to.absolute(), tree)
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+        with ocp.CheckpointManager(
+            save_to.absolute(), item_names=("items",), item_handlers={"items": handler}
+        ) as manager:
+            save: Any = ocp.args.PyTreeSave
+            manager.save(0, args=ocp.args.Composite(items=save(tree)))
     return seconds
 
 
-def _in_process(items: Path, save_to: Path | None = None) -> float:
+def in_process(items: Path, save_to: Path | None = None) -> float:
+    """The seconds of one restore in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.restore", "--child", str(items.absolute())]
     command += ["--save-to", str(save_to)] if save_to else []
     environment = {
@@ -56,6 +72,7 @@ def _in_process(items: Path, save_to: Path | None = None) -> float:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
     }
+    warm(items)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"restore of {items} failed:\n{done.stderr[-2000:]}")
@@ -65,30 +82,37 @@ def _in_process(items: Path, save_to: Path | None = None) -> float:
 def main() -> None:
     """Entry point; with `--child`, one restore that prints its seconds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.restore", description=__doc__)
-    parser.add_argument("--size", default="1GiB")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--save-to", type=Path, help=argparse.SUPPRESS)
-    options, flags = parser.parse_known_args()  # Unknown flags go to `ax2mt convert`.
+    options = parser.parse_args()
     if options.child:
         print(restore(options.child, options.save_to))
         return
-    size = parse_size(options.size)
-    source = random_source(CACHE / f"random-{size}", size)
-    ours, reference = CACHE / "restore-ours", CACHE / "restore-orbax"
-    for path in (ours, reference):
-        shutil.rmtree(path, ignore_errors=True)
+    source = sized_source(CACHE / "random-restore", SIZES)
+    work = CACHE / "restore"
+    shutil.rmtree(work, ignore_errors=True)
     program = str(Path(sys.executable).with_name("ax2mt"))
-    subprocess.run([program, "convert", "-q", str(source), str(ours), *flags], check=True, stdout=subprocess.DEVNULL)
-    items = ours / "0" / "items"
-    _in_process(items, save_to=reference)
-    pairs = [(_in_process(items), _in_process(reference)) for _ in range(options.rounds)]
-    ours_seconds, orbax_seconds = (median(side) for side in zip(*pairs, strict=True))
-    print(f"ours {ours_seconds:.2f} s, Orbax {orbax_seconds:.2f} s, ratio {ours_seconds / orbax_seconds:.2f}")
-    document = {"machine": describe(CACHE), "size": size, "flags": flags, "pairs": pairs}
+    items: dict[str, Path] = {}
+    for name in options.stores:
+        target = work / name.replace(", ", "-")
+        command = [program, "convert", "-q", str(source), str(target), *STORES[name]]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        items[name] = target / "0" / "items"
+    in_process(next(iter(items.values())), save_to=work / "reference")
+    items[REFERENCE] = work / "reference" / "0" / "items"
+    seconds: dict[str, list[float]] = {name: [] for name in items}
+    for _ in range(options.rounds):
+        for name, path in items.items():
+            seconds[name].append(in_process(path))
+    reference = median(seconds[REFERENCE])
+    print("| written by | seconds | to Orbax |\n| --- | --- | --- |")
+    for name, taken in seconds.items():
+        print(f"| {name} | {median(taken):.2f} | {median(taken) / reference:.2f} |")
+    document = {"machine": describe(CACHE), "sizes": SIZES.__dict__, "seconds": seconds}
     (CACHE / "restore.json").write_text(json.dumps(document, indent=2) + "\n")
-    for path in (ours, reference):
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,12 @@ def sizes_near(total_bytes: int) -> Sizes:
 
 def random_source(path: Path, total_bytes: int, seed: int = 0) -> Path:
     """Writes, or finds, a source of about `total_bytes` of incompressible normal float32; returns its directory."""
-    return _build(path, sizes_near(total_bytes), f"random-{seed}")
+    return sized_source(path, sizes_near(total_bytes), seed)
+
+
+def sized_source(path: Path, sizes: Sizes, seed: int = 0) -> Path:
+    """Writes, or finds, a source of these sizes, of incompressible normal float32; returns its directory."""
+    return _build(path, sizes, f"random-{seed}")
 
 
 def formula_source(path: Path, sizes: Sizes | None = None) -> Path:

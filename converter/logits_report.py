@@ -16,17 +16,14 @@ from converter.report import SCHEMA_VERSION, print_mismatches
 
 def print_logits(result: LogitsResult, console: Console) -> None:
     """What was computed, and where it went."""
-    console.print(_model_line(result.model), soft_wrap=True, markup=False)
+    console.print(_model_line(result.model), soft_wrap=True)
     console.print(
         f"{len(result.tokens.ids)} tokens in {len(result.tokens.sequences)} sequences ({result.tokens.origin}); logits "
         f"of mean {result.mean:.4g}, standard deviation {result.deviation:.4g}",
         soft_wrap=True,
-        markup=False,
     )
     where = f"Wrote {result.file}" if result.file else "Nothing written (--out FILE.npz or FILE.jsonl)"
-    console.print(
-        f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.", soft_wrap=True, markup=False
-    )
+    console.print(f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.", soft_wrap=True)
 
 
 def logits_document(result: LogitsResult) -> dict[str, Any]:
@@ -45,8 +42,8 @@ def logits_document(result: LogitsResult) -> dict[str, Any]:
 
 def print_comparison(result: LogitsComparison, console: Console) -> None:
     """The verdict, the distance by position, what explains it, and what to do."""
-    console.print(_model_line(result.source), soft_wrap=True, markup=False)
-    console.print(_model_line(result.destination), soft_wrap=True, markup=False)
+    console.print(_model_line(result.source), soft_wrap=True)
+    console.print(_model_line(result.destination), soft_wrap=True)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("positions", "max abs difference", "relative", "KL mean", "KL max", "same top-1"):
@@ -62,7 +59,7 @@ def print_comparison(result: LogitsComparison, console: Console) -> None:
         print_mismatches(result.mismatches, console)
         console.print()
     for line in verdict_lines(result):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 def verdict_lines(result: LogitsComparison) -> list[str]:

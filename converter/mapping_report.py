@@ -23,7 +23,7 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at", soft_wrap=True)
     for side in (table.axlearn, table.maxtext):
         for layout in side.layers:
-            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True, markup=False)
+            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True)
     out = plain_table("AXLearn", "axes", "MaxText", "when")
     for row in table.rows:
         for number, target in enumerate(row.maxtext):
@@ -32,7 +32,7 @@ def print_mapping(table: MappingTable, console: Console) -> None:
             out.add_row(Text(source), Text(str(row.expression)) if number == 0 else "", Text(target), condition)
     console.print(out)
     for drop in table.drops:
-        console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True, markup=False)
+        console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True)
 
 
 def mappings_document(tables: list[MappingTable]) -> dict[str, Any]:

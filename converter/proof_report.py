@@ -47,20 +47,18 @@ def print_verification(result: Verification, console: Console) -> None:
     """What was compared, everything that is wrong, and the verdict."""
     origin = f"{result.source} (step {result.step})" if result.source else "unknown source"
     against = origin if result.method == "source" else "its own digests"
-    console.print(f"{result.destination} against {against}", soft_wrap=True, markup=False)
+    console.print(f"{result.destination} against {against}", soft_wrap=True)
     for finding in result.findings[:MAX_SHOWN]:
-        console.print(f"  {finding.check}: {finding.place}: {finding.message}", soft_wrap=True, markup=False)
+        console.print(f"  {finding.check}: {finding.place}: {finding.message}", soft_wrap=True)
         if finding.first_index is not None:
             at = list(finding.first_index)
-            console.print(
-                f"    first at {at}: expected {finding.expected}, found {finding.found}", soft_wrap=True, markup=False
-            )
+            console.print(f"    first at {at}: expected {finding.expected}, found {finding.found}", soft_wrap=True)
         if finding.diagnosis:
-            console.print(f"    {finding.diagnosis}", soft_wrap=True, markup=False)
+            console.print(f"    {finding.diagnosis}", soft_wrap=True)
     if len(result.findings) > MAX_SHOWN:
         console.print(f"  and {len(result.findings) - MAX_SHOWN} more findings (--json lists all)")
     for note in result.notes:
-        console.print(f"  note: {note}", soft_wrap=True, markup=False)
+        console.print(f"  note: {note}", soft_wrap=True)
     if result.cast is not None:
         console.print(
             f"  cast to {result.cast.dtype}: largest absolute error {result.cast.max_absolute:.6g}, largest relative "
@@ -108,11 +106,11 @@ def print_parameters(report: ParameterReport, console: Console) -> None:
             table.add_row(Text(group, style="bold"))
         for line in _cells(row):
             table.add_row(*(Text(cell) for cell in line))
-    console.print(_heading(report), soft_wrap=True, markup=False)
+    console.print(_heading(report), soft_wrap=True)
     console.print(table)
     console.print()
     for name, value in _total_lines(report):
-        console.print(f"{name:<20} {value}", soft_wrap=True, markup=False)
+        console.print(f"{name:<20} {value}", soft_wrap=True)
 
 
 def parameters_markdown(report: ParameterReport) -> str:
@@ -155,12 +153,12 @@ def inspection_document(found: Inspection) -> dict[str, Any]:
 
 def print_inspection(found: Inspection, console: Console) -> None:
     """What a path is: facts, arrays, and what is missing."""
-    console.print(f"{found.path}: {found.title}", soft_wrap=True, markup=False)
+    console.print(f"{found.path}: {found.title}", soft_wrap=True)
     for name, value in found.facts.items():
         text = format_size(value) if name == "bytes" else _plain(value)
-        console.print(f"  {name.replace('_', ' '):<20} {text}", soft_wrap=True, markup=False)
+        console.print(f"  {name.replace('_', ' '):<20} {text}", soft_wrap=True)
     for line in found.missing:
-        console.print(f"  missing: {line}", soft_wrap=True, markup=False)
+        console.print(f"  missing: {line}", soft_wrap=True)
     if found.leaves:
         table = plain_table("array", "dtype", "shape", "chunks")
         for leaf in found.leaves:

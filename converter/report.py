@@ -26,9 +26,9 @@ WIDE = 200
 
 
 def stdout_console() -> Console:
-    """A console for results; wide where stdout is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    """A console for results; wide where stdout is no terminal. Paths may hold brackets and colons: text is text."""
+    width = None if Console().is_terminal else WIDE
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def document(**fields: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def print_result(result: "Result", console: Console) -> None:
         console.print(line, soft_wrap=True)
     console.print()
     console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
-    console.print(result.command, soft_wrap=True, markup=False)
+    console.print(result.command, soft_wrap=True)
 
 
 def _work_text(result: "Result") -> str:

@@ -169,7 +169,8 @@ class Stage:
         try:
             with open(self.journal, "rb") as file:
                 content = json.loads(file.read())
-            return content["conversion"], content["published"] is True
+            conversion = content["conversion"]
+            return conversion if isinstance(conversion, dict) else None, content["published"] is True
         except (OSError, ValueError, LookupError, TypeError):
             return None, False
 

@@ -75,7 +75,18 @@ def test_beside_the_source_is_fine(trainer: Path, tmp_path: Path) -> None:
     assert tree(trainer) == before
 
 
-NAMES = ["new\nline", "\x1b[31mred", "tab\t", "[bold]rich[/bold]", "{layer}", "%s$HOME'\"", "naïve ☃ 模型", "-q"]
+NAMES = [
+    "new\nline",
+    "\x1b[31mred",
+    "tab\t",
+    "[bold]rich[/bold]",
+    "[/y]w",
+    ":100:",
+    "{layer}",
+    "%s$HOME'\"",
+    "naïve ☃ 模型",
+    "-q",
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -94,6 +105,8 @@ def test_names_of_all_kinds(name: str, tmp_path: Path, cli: Cli) -> None:
     shown = cli("convert", source, target)
     assert shown.code == 0, shown.err
     assert "Traceback" not in shown.err
+    if name.isprintable():
+        assert f"{name} out" in shown.out
 
 
 def test_names_that_are_no_text(tmp_path: Path, cli: Cli) -> None:

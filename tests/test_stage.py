@@ -93,7 +93,11 @@ def test_another_conversion_is_refused_and_says_what_differs(target: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "journal", [None, "", "[]", "{", '{"conversion": 1}', '{"published": true}', '{"conversion": null, "published": 0}']
+    "journal",
+    [
+        *(None, "", "[]", "{", '{"conversion": 1}', '{"published": true}', '{"conversion": null, "published": 0}'),
+        *('{"conversion": "x", "published": false}', '{"conversion": [1], "published": true}'),
+    ],
 )
 def test_work_of_unknown_origin_is_thrown_away(journal: str | None, target: str) -> None:
     with staged(target) as stage:
