@@ -106,15 +106,16 @@ def convert(request: Request, progress: Progress) -> Result:
     plan = make_plan(source, request.options)
     config = override_config(plan.config, list(request.settings))
     conversion = describe(source, plan, config)
-    mismatches = pair_mismatches(source)
+    computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
+    mismatches = pair_mismatches(source, computed)
     if request.require_exact:
-        check_exact(mismatches)
+        check_exact(mismatches, plan.options.qk_norm)
     if finish_published(request.destination, conversion):
         destination, written, resumed = resolve_destination(request.destination), Written(), True
     else:
         check_overlap(resolve_destination(request.destination), request.source)
         destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
-        written, resumed = _stage_and_publish(request, source, plan, destination, conversion, progress)
+        written, resumed = _stage_and_publish(request, source, plan, destination, conversion, computed, progress)
     return Result(
         plan=plan,
         destination=destination,
@@ -129,7 +130,13 @@ def convert(request: Request, progress: Progress) -> Result:
 
 
 def _stage_and_publish(
-    request: Request, source: Source, plan: Plan, destination: str, conversion: Mapping[str, Any], progress: Progress
+    request: Request,
+    source: Source,
+    plan: Plan,
+    destination: str,
+    conversion: Mapping[str, Any],
+    computed: Mapping[str, np.ndarray],
+    progress: Progress,
 ) -> tuple[Written, bool]:
     """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
     stage = Stage(destination, plan.options.store, plan.leaves)
@@ -138,7 +145,6 @@ def _stage_and_publish(
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
         text = config_yaml(conversion["maxtext.yml"], _origin(source))
-        computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
         written = _work(plan, stage, request, progress, text, computed)
         if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
@@ -181,7 +187,7 @@ def expected_bytes(plan: Plan) -> int:
     return int(stored * 1.02)
 
 
-def check_exact(mismatches: Sequence[PairMismatch]) -> None:
+def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -189,9 +195,11 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
+        fit = qk_norm == "plain" and all(entry.separable for entry in found)
+        advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
-            "layers differ inside rotated pairs; drop --require-exact to convert all the same",
+            f"layers differ inside rotated pairs; {advice}",
             [f"layer {entry.layer}: pair mismatch {max(entry.product, entry.query, entry.key):.3g}" for entry in found],
         )
 

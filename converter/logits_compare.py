@@ -195,18 +195,25 @@ def compare(
         switched=switched,
         findings=head_findings(source.weights, destination.weights),
         limits=exceeded(total, limits),
-        mismatches=weight_mismatches(source.weights),
+        mismatches=weight_mismatches(source.weights, destination.weights),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def weight_mismatches(weights: Weights) -> tuple[PairMismatch, ...]:
-    """The q/k norm pairs of AXLearn weights, layer by layer."""
-    return tuple(
-        scale_mismatches(number, layer["query_scale"].read(), layer["key_scale"].read())
-        for number, layer in enumerate(weights.layers)
-    )
+def weight_mismatches(source: Weights, destination: Weights) -> tuple[PairMismatch, ...]:
+    """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them."""
+    result: list[PairMismatch] = []
+    for number, (own, other) in enumerate(zip(source.layers, destination.layers, strict=True)):
+        names = "query_scale", "key_scale"
+        written = (_pairs_side_by_side(other[name].read()) for name in names)
+        result.append(scale_mismatches(number, *(own[name].read() for name in names), *written))
+    return tuple(result)
+
+
+def _pairs_side_by_side(scale: np.ndarray) -> np.ndarray:
+    """A scale [H] in AXLearn's order, from MaxText's."""
+    return scale.reshape(2, -1).T.reshape(-1)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -119,9 +120,10 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "query*key", "query", "key", "largest |a-b|/|a+b| of query*key in a pair"):
         table.add_column(name, justify="left" if name.startswith("largest") else "right")
-    largest = max((min(entry.product, 1e300) for entry in mismatches), default=0.0)
-    for entry in mismatches:
-        length = round(BAR * min(entry.product, largest) / largest) if largest else 0
+    # From 1 on the scales of a pair have opposite signs; a longer bar would only hide the other layers.
+    sizes = [min(entry.product, 1.0) for entry in mismatches]
+    for entry, size in zip(mismatches, sizes, strict=True):
+        length = round(BAR * size / max(sizes)) if size else 0
         figures = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
         table.add_row(str(entry.layer), *figures, Text("█" * length))
     console.print(table)
@@ -136,10 +138,11 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
+        lines.append(_scale_advice(unequal, qk_norm))
+    elif qk_norm == "fit" and any(entry.query or entry.key for entry in mismatches):
         lines.append(
-            "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
-            if qk_norm == "fit"
-            else "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
+            f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
+            "rotated pair, and the scales written have them: attention is exact."
         )
     elif mismatches:
         lines.append(
@@ -152,6 +155,14 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             "--untie makes them exact."
         )
     return lines
+
+
+def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
+    if qk_norm == "fit":
+        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if all(entry.separable for entry in unequal):
+        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
+    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
 def print_mappings(tables: list[MappingTable], console: Console) -> None:
