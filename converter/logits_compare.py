@@ -168,7 +168,7 @@ def compare(
     started = time.monotonic()
     kept = len(tokens.ids) * source.weights.vocabulary * 4
     for model in (source, destination):
-        check_memory(model.weights, 1, tokens, budget, kept)
+        check_memory(model, tokens, budget, kept)
     reference = np.empty((len(tokens.ids), source.weights.vocabulary), np.float32)
 
     def keep(start: int, values: np.ndarray) -> None:
@@ -228,7 +228,7 @@ class _Search:
 
     def distances(self, variants: Sequence[Variant]) -> list[Distance]:
         result: list[Distance] = []
-        most = self._together(len(variants))
+        most = self._together(variants)
         for first in range(0, len(variants), most):
             result += self._run(variants[first : first + most])
         return result
@@ -244,13 +244,11 @@ class _Search:
         run(self.weights, variants, self.tokens, measure, progress=lambda text: self.say(f"{kind}: {text}"))
         return result
 
-    def _together(self, wanted: int) -> int:
+    def _together(self, wanted: Sequence[Variant]) -> int:
         """How many variants fit the budget side by side; at least one."""
         tokens = len(self.tokens.ids)
-        fitting = (
-            n for n in range(wanted, 1, -1) if working_memory(self.weights, n, tokens) + INTERPRETER <= self.budget
-        )
-        return next(fitting, 1)
+        needed = ((n, working_memory(self.weights, wanted[:n], tokens)) for n in range(len(wanted), 1, -1))
+        return next((n for n, memory in needed if memory + INTERPRETER <= self.budget), 1)
 
 
 def _explain(

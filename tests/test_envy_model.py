@@ -1,5 +1,6 @@
 """The forward pass against AXLearn's and MaxText's own values, and against float64."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 
 from converter import envy_model
 from converter.axlearn_weights import axlearn_weights
-from converter.envy_model import Variant, run
-from converter.logits import open_weights
+from converter.envy_model import Variant, run, working_memory
+from converter.logits import INTERPRETER, open_weights
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
 from converter.source import open_source
 from converter.tokens import Tokens, built_in
 from converter.weights import Weights
+from tests.conftest import Cli
+from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
 from tests.helpers.envy_float64 import reference_logits
 
 DATA = Path(__file__).parent / "data"
@@ -155,6 +158,20 @@ def keep_result(method, results):
         return results[-1]
 
     return wrapped
+
+
+def test_the_budget_holds_for_long_sequences(cli: Cli, tmp_path: Path):
+    tensors = envy_tensors(dimensions(64, 1, 8, 8, 64, 2048, 2048, 4, 32768))
+    source = str(write_checkpoint(tmp_path / "step_00000100", tensors))
+    ids = built_in(32768, 2500).ids
+    needed = working_memory(open_weights(source)[0], [Variant(AXLEARN)], len(ids)) + INTERPRETER
+    (tmp_path / "tokens.jsonl").write_text(json.dumps(ids.tolist()))
+    arguments = "logits", source, "--tokens", tmp_path / "tokens.jsonl", "--json", "--max-memory"
+    refused = cli(*arguments, needed - 1)
+    assert (refused.code, refused.document["error"]["kind"]) == (2, "usage")
+    done = cli(*arguments, needed)
+    assert done.code == 0, done.err
+    assert done.document["peak_memory"] <= needed
 
 
 def test_other_families_are_refused():
