@@ -19,6 +19,9 @@ SCHEMA_VERSION = 1
 BAR = 24
 """Characters of the longest bar."""
 
+OPPOSITE = 1.0
+"""From here on the scales of a pair have opposite signs; a longer bar would only hide the other layers."""
+
 WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
 
@@ -120,13 +123,20 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "query*key", "query", "key", "largest |a-b|/|a+b| of query*key in a pair"):
         table.add_column(name, justify="left" if name.startswith("largest") else "right")
-    # From 1 on the scales of a pair have opposite signs; a longer bar would only hide the other layers.
-    sizes = [min(entry.product, 1.0) for entry in mismatches]
-    for entry, size in zip(mismatches, sizes, strict=True):
-        length = round(BAR * size / max(sizes)) if size else 0
+    largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
+    for entry in mismatches:
+        length = round(BAR * min(entry.product, largest) / largest) if largest else 0
         figures = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
         table.add_row(str(entry.layer), *figures, Text("█" * length))
     console.print(table)
+
+
+def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
+    if qk_norm == "fit":
+        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if all(entry.separable for entry in unequal):
+        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
+    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
 def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm: str) -> list[str]:
@@ -155,14 +165,6 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             "--untie makes them exact."
         )
     return lines
-
-
-def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
-    if qk_norm == "fit":
-        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
-    if all(entry.separable for entry in unequal):
-        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
-    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
 def print_mappings(tables: list[MappingTable], console: Console) -> None:
