@@ -44,15 +44,8 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def measure(command: Sequence[str], *, cold: Path | None = None) -> Measurement:
-    """Runs a command to its end.
-
-    Args:
-      command: program and arguments.
-      cold: a directory whose files leave the page cache first.
-    """
-    if cold is not None:
-        evict(cold)
+def measure(command: Sequence[str]) -> Measurement:
+    """Runs a command, program and arguments, to its end."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "usage.json"
         launcher = [sys.executable, "-S", "-c", _LAUNCHER, str(report), *command]
@@ -61,6 +54,16 @@ def measure(command: Sequence[str], *, cold: Path | None = None) -> Measurement:
             return Measurement(127, 0.0, 0.0, 0, done.stdout, done.stderr)
         code, seconds, cpu, peak = json.loads(report.read_text())
     return Measurement(code, seconds, cpu, peak * 1024, done.stdout, done.stderr)
+
+
+def warm(directory: Path) -> None:
+    """Brings the files below a directory into the page cache; a host that wants its memory back may have taken them."""
+    buffer = bytearray(1 << 20)
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
 
 
 def evict(directory: Path) -> None:

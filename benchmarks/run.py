@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe, describe_line
-from benchmarks.measure import Measurement, measure
+from benchmarks.measure import Measurement, evict, measure, warm
 from benchmarks.source import CACHE, random_source
 from converter.memory import parse_size
 
@@ -24,6 +24,7 @@ ROUTES: dict[str, list[str]] = {
     "files": ["--store", "files"],
     "ocdbt": ["--store", "ocdbt"],
     "link": ["--link"],
+    "zarr2": ["--store", "zarr2"],
     "rewrite": ["--rewrite"],
     "rewrite-ocdbt": ["--rewrite", "--store", "ocdbt"],
 }
@@ -52,7 +53,8 @@ def run_rounds(source: Path, names: Sequence[str], rounds: int, *, cold: bool) -
                 continue
             shutil.rmtree(OUTPUT, ignore_errors=True)
             os.sync()
-            result = measure(command_of(name, source), cold=source if cold else None)
+            evict(source) if cold else warm(source)
+            result = measure(command_of(name, source))
             runs[name].append(result)
             print(f"round {number + 1} {name}: exit {result.code}, {result.seconds:.2f} s", file=sys.stderr)
     shutil.rmtree(OUTPUT, ignore_errors=True)

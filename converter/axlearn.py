@@ -80,7 +80,8 @@ def find_step(path: str, step: int | None = None) -> str:
         _check_committed(path)
         named = step_number(path)
         if step is not None and named != step:
-            raise SourceError(f"{path} is step {named}, not step {step}; pass the directory above it, or drop --step")
+            found = "has no step in its name" if named is None else f"is step {named}, not step {step}"
+            raise SourceError(f"{path} {found}; pass the directory above it, or drop --step")
         return path
     steps = list_steps(path)
     if not steps:

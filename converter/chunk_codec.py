@@ -16,6 +16,7 @@ import zstandard
 
 from converter.errors import SourceError
 from converter.zarr2 import ArraySpec, chunk_key
+from converter.zstd_frame import FrameCheck
 
 READ_SIZE = 1 << 20
 FEED_SIZE = 4 << 20
@@ -30,7 +31,7 @@ def can_decode(array: ArraySpec) -> bool:
 
 def storage_dtype(name: str) -> np.dtype[Any]:
     """numpy's dtype for a dtype name; the ones numpy lacks come from ml_dtypes."""
-    if name in ("bfloat16", "int4", "uint4") or name.startswith("float8"):
+    if name in ("bfloat16", "int4") or name.startswith("float8"):
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
@@ -81,7 +82,6 @@ def slabs(
             values = np.empty(slab, dtype) if out is None else out
             _fill(stream, values, where)
             yield offset, values
-        _expect_end(stream, array, where)
 
 
 def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
@@ -98,7 +98,6 @@ def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
             piece = scratch[: min(rest, FEED_SIZE)]
             _fill(stream, piece, where)
             rest -= len(piece)
-        _expect_end(stream, array, where)
 
 
 def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink: Callable[[Any], None]) -> None:
@@ -122,19 +121,49 @@ def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink:
 
 @contextmanager
 def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterator[Any]:
-    """The decoded bytes of a chunk as a stream; faults of reading and decoding become errors that name the chunk."""
+    """The decoded bytes of a chunk as a stream; faults of reading and decoding become errors that name the chunk.
+
+    The block must read all of them: behind it the file has to end.
+    """
     file = os.path.join(array.directory, chunk_key(index))
     try:
         with open(file, "rb", buffering=0) as raw:
             if array.compressor is None:
                 yield raw
+                _expect_end(raw, array, where)
                 return
+            watched: Any = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
             decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-            yield decompressor.stream_reader(raw, read_size=READ_SIZE, read_across_frames=True)
+            stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
+            yield stream
+            _expect_end(stream, array, where)
+            watched.finish()
     except OSError as error:
         raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
     except zstandard.ZstdError as error:
         raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+
+
+class _WatchedFile:
+    """A file whose outline is checked while it is decoded.
+
+    The decoder keeps silent about a last block or checksum that is cut off, and about a few bytes too many.
+    """
+
+    def __init__(self, raw: Any, check: FrameCheck):
+        self.raw = raw
+        self.check = check
+
+    def read(self, size: int) -> bytes:
+        data = self.raw.read(size)
+        self.check.feed(data)
+        return data
+
+    def finish(self) -> None:
+        """Ends the check; what the decoder has not asked for counts too."""
+        while self.read(READ_SIZE):
+            pass
+        self.check.finish()
 
 
 def _expect_end(stream: Any, array: ArraySpec, where: str) -> None:

@@ -1,14 +1,16 @@
 """The pass route: compressed chunks of the source become chunks of the target as they are."""
 
-import math
+import errno
+import mmap
 import os
 from collections.abc import Callable
 from typing import Any
 
+from converter.chunk_file import PAGE, WRITE_SIZE
 from converter.errors import SourceError
-from converter.leaf_store import LeafStore
+from converter.leaf_store import ChunkWriter, LeafStore
 from converter.zarr2 import ArraySpec, chunk_key
-from converter.zstd_frame import check_frame
+from converter.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 COPY_SIZE = 1 << 20
 """Small enough that what was read is still in the processor's cache when it is summed and written."""
@@ -35,12 +37,8 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
     descriptor = _open(array, index, where)
     try:
         size = os.fstat(descriptor).st_size
-
-        def fill(write: Callable[[Any], None]) -> None:
-            _copy(descriptor, size, size if store.needs_whole_chunks else COPY_SIZE, write, where)
-            _check(array, descriptor, size, where)
-
-        store.store_chunk(target_index(index, store.leaf.encoding.order), fill)
+        reader = _ChunkReader(array, descriptor, size, where)
+        store.store_chunk(target_index(index, store.leaf.encoding.order), size, reader.copy_to)
         return size
     finally:
         os.close(descriptor)
@@ -59,11 +57,73 @@ def link_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
     descriptor = _open(array, index, where)
     try:
         size = os.fstat(descriptor).st_size
-        _check(array, descriptor, size, where, whole=False)
+        if array.compressor is None:
+            _check_size(array, size, where)
+        else:
+            frame_header(_read(os.pread, where, descriptor, MAX_HEADER, 0), array.chunk_bytes, where)
     finally:
         os.close(descriptor)
     store.link_chunk(target_index(index, store.leaf.encoding.order), os.path.join(array.directory, chunk_key(index)))
     return size
+
+
+class _ChunkReader:
+    """Reads a chunk's file from front to back, once."""
+
+    def __init__(self, array: ArraySpec, descriptor: int, size: int, where: str):
+        self.descriptor = descriptor
+        self.size = size
+        self.where = where
+        self.done = 0
+        self.check = None if array.compressor is None else FrameCheck(array.chunk_bytes, where)
+        if self.check is None:
+            _check_size(array, size, where)
+
+    def copy_to(self, writer: ChunkWriter) -> None:
+        """Copies the whole file: by sharing its blocks on disk, by direct writes of its pages, or piece by piece.
+
+        Its bytes are read in any case, for their checksum.
+        """
+        take = writer.write
+        if writer.clone(self.descriptor):
+            take = writer.add
+        elif writer.takes_pages:
+            for start in range(0, self.size // PAGE * PAGE, WRITE_SIZE):
+                count = min(WRITE_SIZE, self.size // PAGE * PAGE - start)
+                self._read_to(start + count, writer.add)
+                self._write_pages(start, count, writer)
+        self._read_to(self.size, take)
+        if self.check is not None:
+            self.check.finish()
+        if os.fstat(self.descriptor).st_size != self.size:
+            raise SourceError(f"{self.where}: changed its size while it was read")
+
+    def _read_to(self, end: int, take: Callable[[Any], None]) -> None:
+        buffer = memoryview(bytearray(min(COPY_SIZE, end - self.done)))
+        while self.done < end:
+            count = _read(os.readv, self.where, self.descriptor, [buffer[: end - self.done]])
+            if not count:
+                raise SourceError(f"{self.where}: became shorter while it was read ({self.done} of {self.size} bytes)")
+            self.done += count
+            if self.check is not None:
+                self.check.feed(buffer[:count])
+            take(buffer[:count])
+
+    def _write_pages(self, start: int, count: int, writer: ChunkWriter) -> None:
+        """Writes the pages that the kernel holds since they were read; no copy of them is made.
+
+        Only system calls touch the mapping: what they cannot read, of a file cut short meanwhile, is an error for them.
+        """
+        with mmap.mmap(self.descriptor, count, prot=mmap.PROT_READ, offset=start) as mapping:
+            pages = memoryview(mapping)
+            try:
+                writer.write_pages(pages)
+            except OSError as error:
+                if error.errno == errno.EFAULT:
+                    raise SourceError(f"{self.where}: became shorter while it was read") from None
+                raise
+            finally:
+                pages.release()
 
 
 def _open(array: ArraySpec, index: tuple[int, ...], where: str) -> int:
@@ -74,28 +134,13 @@ def _open(array: ArraySpec, index: tuple[int, ...], where: str) -> int:
         raise SourceError(f"{where}: {path} cannot be read: {error.strerror}") from None
 
 
-def _copy(descriptor: int, size: int, piece: int, write: Callable[[Any], None], where: str) -> None:
-    buffer = memoryview(bytearray(piece))
-    done = 0
-    while done < size:
-        try:
-            count = os.readv(descriptor, [buffer])
-        except OSError as error:
-            raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
-        if not count:
-            raise SourceError(f"{where}: became shorter while it was read ({done} of {size} bytes)")
-        done += count
-        write(buffer[:count])
-    if os.fstat(descriptor).st_size != size:
-        raise SourceError(f"{where}: changed its size while it was read")
-
-
-def _check(array: ArraySpec, descriptor: int, size: int, where: str, *, whole: bool = True) -> None:
-    content = math.prod(array.chunks) * array.item_size
+def _read(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
     try:
-        if array.compressor is not None:
-            check_frame(descriptor, size, content, where, whole=whole)
-        elif size != content:
-            raise SourceError(f"{where}: {size} bytes, the chunk has {content}")
+        return function(*arguments)
     except OSError as error:
         raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
+
+
+def _check_size(array: ArraySpec, size: int, where: str) -> None:
+    if size != array.chunk_bytes:
+        raise SourceError(f"{where}: {size} bytes, the chunk has {array.chunk_bytes}")

@@ -1,10 +1,8 @@
 """A whole conversion, from the user's two paths to a checkpoint in its place."""
 
 import hashlib
-import importlib
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ import numpy as np
 
 from converter import __version__
 from converter.axlearn import is_committed
+from converter.committer import Commit, Committer, StagedLeaf
 from converter.destination import check_destination, check_overlap, check_space, flush, publish, resolve_destination
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
@@ -75,7 +74,7 @@ class Result:
       written: what the engine did.
       resumed: whether it went on with an interrupted run.
       seconds: wall time.
-      peak_memory: the largest resident set of this process, in bytes.
+      peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
       command: the command line to go on from.
     """
@@ -91,8 +90,13 @@ class Result:
     command: str
 
 
-def convert(request: Request, progress: Progress) -> Result:
+def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
     """Converts a checkpoint, or goes on with an interrupted conversion.
+
+    Args:
+      request: what is wanted.
+      progress: told of what is done.
+      committer: one that was started before; None for a new one.
 
     Raises:
       Ax2mtError: one of the errors of `errors`; then there is no destination, and what was there before is untouched.
@@ -100,6 +104,11 @@ def convert(request: Request, progress: Progress) -> Result:
     """
     started = time.monotonic()
     reuse_freed_memory()
+    with committer or Committer() as ready:
+        return _convert(request, progress, ready, started)
+
+
+def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
     source = open_source(
         request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
     )
@@ -115,7 +124,9 @@ def convert(request: Request, progress: Progress) -> Result:
     else:
         check_overlap(resolve_destination(request.destination), request.source)
         destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
-        written, resumed = _stage_and_publish(request, source, plan, destination, conversion, computed, progress)
+        written, resumed = _stage_and_publish(
+            request, source, plan, destination, conversion, computed, progress, committer
+        )
     return Result(
         plan=plan,
         destination=destination,
@@ -123,7 +134,7 @@ def convert(request: Request, progress: Progress) -> Result:
         written=written,
         resumed=resumed,
         seconds=time.monotonic() - started,
-        peak_memory=peak_resident(),
+        peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
         command=train_command(destination),
     )
@@ -137,6 +148,7 @@ def _stage_and_publish(
     conversion: Mapping[str, Any],
     computed: Mapping[str, np.ndarray],
     progress: Progress,
+    committer: Committer,
 ) -> tuple[Written, bool]:
     """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
     stage = Stage(destination, plan.options.store, plan.leaves)
@@ -145,7 +157,8 @@ def _stage_and_publish(
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
         text = config_yaml(conversion["maxtext.yml"], _origin(source))
-        written = _work(plan, stage, request, progress, text, computed)
+        written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
+        _finish(plan, stage, written, text, committer)
         if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         stage.mark_published()
@@ -220,24 +233,17 @@ def file_digest(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def _work(
-    plan: Plan, stage: Stage, request: Request, progress: Progress, config: str, computed: Mapping[str, np.ndarray]
-) -> Written:
-    """Stages all leaves, lets Orbax commit them, adds the configuration, and makes all of it durable."""
-    # jax and orbax take a second to import, and are not needed before the last leaf is written.
-    loading = threading.Thread(target=importlib.import_module, args=("converter.orbax",), daemon=True)
-    loading.start()
-    try:
-        written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
-    finally:
-        # A process that ends while a thread still imports C++ libraries may abort, and lose its exit code.
-        loading.join()
+def _finish(plan: Plan, stage: Stage, written: Written, config: str, committer: Committer) -> None:
+    """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     stage.check_whole(plan.leaves)
-    from converter.orbax import commit
-
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
     entry = metadata_entry(records, qk_norm=plan.options.qk_norm)
-    commit(stage, plan.leaves, {"scan_layers": bool(plan.config["scan_layers"]), **entry})
+    leaves = tuple(
+        StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
+        for leaf in plan.leaves
+    )
+    scan_layers = bool(plan.config["scan_layers"])
+    committer.commit(Commit(stage.output, plan.options.store, leaves, {"scan_layers": scan_layers, **entry}))
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
@@ -245,7 +251,6 @@ def _work(
         flush(stage.output)
     except OSError as error:
         raise write_error(os.fspath(error.filename or stage.output), error) from None
-    return written
 
 
 def _receipt_origin(plan: Plan) -> Origin:

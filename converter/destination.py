@@ -144,13 +144,22 @@ def publish(finished: str, destination: str, replaced: str) -> None:
     try:
         if os.path.isdir(destination) and os.listdir(destination):
             if not _exchange(finished, destination):
-                os.rename(destination, replaced)
-                os.rename(finished, destination)
+                _replace(finished, destination, replaced)
         else:
             os.rename(finished, destination)
         _flush_directory(os.path.dirname(destination))
     except OSError as error:
         raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
+
+
+def _replace(finished: str, destination: str, replaced: str) -> None:
+    """Two renames, where one is not to be had; what was there comes back if the second one fails."""
+    os.rename(destination, replaced)
+    try:
+        os.rename(finished, destination)
+    except OSError:
+        os.rename(replaced, destination)
+        raise
 
 
 def _sync_file_system(path: str) -> bool:

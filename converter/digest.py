@@ -22,6 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
+from converter.ocdbt import CHUNKS, MANIFEST_NAME
+
 RECEIPT_NAME = "ax2mt.json"
 METADATA_KEY = "ax2mt"
 VERSION = 1
@@ -210,8 +212,8 @@ def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
 def metadata_files(directory: str) -> list[str]:
     """All files below a checkpoint that hold no chunk of an array, without the receipt; sorted.
 
-    A directory with array metadata holds chunks only, besides that metadata. The files of an OCDBT database mix chunks
-    with the tree that finds them, so that they all count as metadata.
+    A directory with array metadata holds chunks only, besides that metadata; an OCDBT database that we wrote has its
+    chunks in a directory of their own. Those that others wrote mix chunks with the tree: all of it counts as metadata.
     """
     return sorted(path for path in _walk(directory) if path != RECEIPT_NAME)
 
@@ -230,6 +232,8 @@ def file_digest(path: str) -> dict[str, Any]:
 def _walk(directory: str) -> Iterable[str]:
     for place, directories, names in os.walk(directory):
         directories.sort()
+        if MANIFEST_NAME in names and CHUNKS in directories:
+            directories.remove(CHUNKS)
         arrays = [name for name in ("zarr.json", ".zarray") if name in names]
         if arrays:
             directories.clear()

@@ -94,7 +94,7 @@ class Encoding:
             "data_type": dtype,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
             "chunk_key_encoding": keys,
-            "fill_value": False if dtype == "bool" else 0,
+            "fill_value": {"bool": False, "complex64": [0, 0]}.get(dtype, 0),
             "codecs": self._codecs(),
             "attributes": {},
         }

@@ -105,7 +105,9 @@ def scale_mismatches(
     )
     product = query * key
     equal = (_mismatch(written_query), _mismatch(written_key)) == (0, 0)
-    kept = bool(np.all(np.abs(written_query * written_key - product) <= ROUNDING * np.abs(product)))
+    written = written_query * written_key
+    with np.errstate(invalid="ignore"):
+        kept = bool(np.all((written == product) | (np.abs(written - product) <= ROUNDING * np.abs(product))))
     return PairMismatch(layer, _mismatch(product), _mismatch(query), _mismatch(key), equal and kept)
 
 

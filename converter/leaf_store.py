@@ -1,35 +1,27 @@
-"""Writes the chunks of one staged leaf: as files of a zarr directory, or as values of an OCDBT database.
+"""Writes the chunks of one staged leaf, as files of a zarr directory or of an OCDBT database.
 
 A chunk appears under its key only when it is whole. Its checksum is computed on the way, and so is the digest of the
 bytes as they are stored.
 """
 
+import errno
 import itertools
 import json
 import os
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from crc32c import crc32c
 
+from converter.chunk_file import ChunkFile, open_chunk_file
 from converter.digest import start_chunk
-from converter.errors import DestinationError
+from converter.errors import DestinationError, SourceError
 from converter.memory import format_size
+from converter.ocdbt import CHUNKS, NODES, write_index
 from converter.plan import Leaf
 
-PART = ".part"
 READ_SIZE = 4 << 20
 CRC_BYTES = 4
-
-
-class Sink(Protocol):
-    """Takes the bytes of one chunk in order; `commit` makes it appear."""
-
-    def write(self, data: Any) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class LeafStore:
@@ -49,56 +41,77 @@ class LeafStore:
         self.leaf = leaf
         self.directory = directory
         self.digests: dict[tuple[int, ...], int] = {}
-        self._database: Any = None
+        self._database_key = database_key
+        self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
         metadata = leaf.encoding.metadata(leaf.shape, leaf.chunks, leaf.dtype)
-        data = json.dumps(metadata, separators=(",", ":")).encode()
+        path = self._metadata_path()
         try:
-            os.makedirs(directory, exist_ok=True)
+            os.makedirs(self._chunk_directory, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            file = ChunkFile(path)
+            file.write(json.dumps(metadata, separators=(",", ":")).encode())
+            file.commit()
         except OSError as error:
-            raise write_error(directory, error) from None
-        if database_key is not None:
-            self._database = _open_database(directory, database_key)
-        self._put(leaf.encoding.metadata_name, data)
+            raise write_error(path, error) from None
 
-    @property
-    def needs_whole_chunks(self) -> bool:
-        """Whether a chunk is held in memory until it is committed, so that it had best come in one piece."""
-        return self._database is not None
+    def finish(self) -> None:
+        """Ends a leaf whose chunks are all there; a database gets its index.
 
-    def store_chunk(self, index: tuple[int, ...], fill: Callable[[Callable[[Any], None]], None]) -> None:
+        Raises:
+          DestinationError: a chunk is not there any more, or the index cannot be written.
+        """
+        if self._database_key is None:
+            return
+        values = {key: os.path.join(CHUNKS, key) for key in self._chunk_keys()}
+        values[self.leaf.encoding.metadata_name] = os.path.relpath(self._metadata_path(), self.directory)
+        try:
+            write_index(
+                self.directory,
+                os.path.join(NODES, "root"),
+                {f"{self._database_key}/{key}": path for key, path in values.items()},
+            )
+        except OSError as error:
+            raise write_error(os.fspath(error.filename or self.directory), error) from None
+
+    def store_chunk(self, index: tuple[int, ...], size: int, fill: "Callable[[ChunkWriter], None]") -> None:
         """Stores one chunk.
 
         Args:
           index: the chunk's place in the leaf's grid.
-          fill: is called with a function that takes the encoded bytes, in order.
+          size: its bytes, about.
+          fill: is called with a writer that takes the encoded bytes, in order.
 
         Raises:
           DestinationError: it cannot be written.
         """
-        sink = self._sink(self.leaf.encoding.chunk_key(index))
-        checked = _Checked(sink, index, with_crc=self.leaf.encoding.crc32c)
+        file = self._create(index, size)
+        writer = ChunkWriter(file, index, with_crc=self.leaf.encoding.crc32c)
         try:
-            fill(checked.write)
-            checked.commit()
+            fill(writer)
+            writer.commit()
         except OSError as error:
-            sink.abort()
+            file.abort()
             raise write_error(self._name(index), error) from None
         except BaseException:
-            sink.abort()
+            file.abort()
             raise
-        self.digests[index] = checked.digest()
+        self.digests[index] = writer.digest()
 
     def link_chunk(self, index: tuple[int, ...], source: str) -> None:
         """Makes a chunk a hard link to a file of the source.
 
         Raises:
+          SourceError: the source's file is not there any more.
           DestinationError: the file systems do not allow it.
         """
         target = self._name(index)
         try:
+            self._make_parents(target)
             if not (os.path.lexists(target) and os.path.samefile(source, target)):
                 os.link(os.path.realpath(source), target)
         except OSError as error:
+            if not os.path.exists(source):
+                raise SourceError(f"{source}: was removed while the source was read") from None
             raise DestinationError(
                 f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
                 "file system that has hard links, drop it to copy"
@@ -106,88 +119,79 @@ class LeafStore:
 
     def has_chunk(self, index: tuple[int, ...]) -> bool:
         """Whether an earlier run stored this chunk whole: it is there and its checksum is right."""
-        encoding = self.leaf.encoding
-        if not encoding.crc32c:
+        if not self.leaf.encoding.crc32c:
             return False
-        checked = _Checked(None, index, with_crc=True)
-        if not checked.matches(self._stored(encoding.chunk_key(index))):
+        sums = _Checksums(index, with_crc=True)
+        if not sums.matches(_pieces(self._name(index))):
             return False
-        self.digests[index] = checked.digest()
+        self.digests[index] = sums.digest()
         return True
 
     def missing_chunks(self) -> int:
         """How many chunks are not there, by their names alone."""
-        keys = map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
-        if self._database is not None:
-            found = {key.decode() for key in self._database.list().result()}
-            return sum(key not in found for key in keys)
-        return sum(not os.path.isfile(os.path.join(self.directory, key)) for key in keys)
+        return sum(not os.path.isfile(os.path.join(self._chunk_directory, key)) for key in self._chunk_keys())
 
-    def _stored(self, key: str) -> Any:
-        """The pieces of a stored chunk, or nothing where there is none."""
-        if self._database is not None:
-            result = self._database.read(key).result()
-            if result.state == "value":
-                yield result.value
-            return
-        try:
-            with open(os.path.join(self.directory, key), "rb", buffering=0) as file:
-                while piece := file.read(READ_SIZE):
-                    yield piece
-        except OSError:
-            return
+    def _chunk_keys(self) -> Iterator[str]:
+        return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
 
-    def _sink(self, key: str) -> Sink:
-        if self._database is not None:
-            return _DatabaseSink(self._database, key, self.leaf.path, self.directory)
-        path = os.path.join(self.directory, key)
+    def _metadata_path(self) -> str:
+        if self._database_key is not None:
+            return os.path.join(self.directory, NODES, "metadata")
+        return os.path.join(self.directory, self.leaf.encoding.metadata_name)
+
+    def _name(self, index: tuple[int, ...]) -> str:
+        return os.path.join(self._chunk_directory, self.leaf.encoding.chunk_key(index))
+
+    def _create(self, index: tuple[int, ...], size: int) -> ChunkFile:
+        path = self._name(index)
         try:
-            # Nested keys have directories of their own. The leaf's own is never made anew: had it vanished, then so
-            # had the chunks that were in it.
-            if os.sep in key and os.path.isdir(self.directory):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            return _FileSink(path)
+            self._make_parents(path)
+            return open_chunk_file(path, size)
         except OSError as error:
             raise write_error(path, error) from None
 
-    def _put(self, key: str, data: bytes) -> None:
-        sink = self._sink(key)
-        try:
-            sink.write(data)
-            sink.commit()
-        except OSError as error:
-            sink.abort()
-            raise write_error(os.path.join(self.directory, key), error) from None
+    def _make_parents(self, path: str) -> None:
+        """Nested keys have directories of their own.
 
-    def _name(self, index: tuple[int, ...]) -> str:
-        return os.path.join(self.directory, self.leaf.encoding.chunk_key(index))
+        The leaf's own is never made anew: had it vanished, then so had the chunks that were in it.
+        """
+        parent = os.path.dirname(path)
+        if parent != self._chunk_directory and os.path.isdir(self._chunk_directory):
+            os.makedirs(parent, exist_ok=True)
 
 
-class _Checked:
-    """Passes bytes on to a sink, adds the checksum at the end, and digests all that is stored."""
+def _pieces(path: str) -> Iterator[bytes]:
+    """The content of a file, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(READ_SIZE):
+                yield piece
+    except OSError:
+        return
 
-    def __init__(self, sink: Sink | None, index: tuple[int, ...], *, with_crc: bool):
-        self.sink = sink
+
+class _Checksums:
+    """The running checksum and digest of a chunk's stored bytes."""
+
+    def __init__(self, index: tuple[int, ...], *, with_crc: bool):
         self.with_crc = with_crc
         self.crc = 0
         self.hash = start_chunk(index)
 
-    def write(self, data: Any) -> None:
+    def add(self, data: Any) -> None:
         if not len(data):
             return
         if self.with_crc:
             self.crc = crc32c(data, self.crc)
         self.hash.update(data)
-        if self.sink is not None:
-            self.sink.write(data)
 
-    def commit(self) -> None:
-        assert self.sink is not None
-        if self.with_crc:
-            trailer = self.crc.to_bytes(CRC_BYTES, "little")
-            self.hash.update(trailer)
-            self.sink.write(trailer)
-        self.sink.commit()
+    def trailer(self) -> bytes:
+        """What is stored behind the bytes so far, and counts for the digest."""
+        if not self.with_crc:
+            return b""
+        trailer = self.crc.to_bytes(CRC_BYTES, "little")
+        self.hash.update(trailer)
+        return trailer
 
     def matches(self, pieces: Any) -> bool:
         """Whether stored bytes end with the checksum of what comes before."""
@@ -195,66 +199,56 @@ class _Checked:
         for piece in pieces:
             data = held + piece
             held = data[-CRC_BYTES:]
-            self.write(data[:-CRC_BYTES])
-        self.hash.update(held)
-        return len(held) == CRC_BYTES and int.from_bytes(held, "little") == self.crc
+            self.add(data[:-CRC_BYTES])
+        return held == self.trailer()
 
     def digest(self) -> int:
         return self.hash.intdigest()
 
 
-class _FileSink:
-    """A chunk file; it has another name until it is whole."""
+class ChunkWriter:
+    """Writes the bytes of one chunk, with their checksum at the end."""
 
-    def __init__(self, path: str):
-        self.path = path
-        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-
-    def write(self, data: Any) -> None:
-        view = memoryview(data)
-        while len(view):
-            view = view[os.write(self.descriptor, view) :]
-
-    def commit(self) -> None:
-        os.close(self.descriptor)
-        os.replace(self.path + PART, self.path)
-
-    def abort(self) -> None:
-        try:
-            os.close(self.descriptor)
-            os.unlink(self.path + PART)
-        except OSError:
-            pass
-
-
-class _DatabaseSink:
-    """A value of an OCDBT database."""
-
-    def __init__(self, database: Any, key: str, path: str, directory: str):
-        self.database = database
-        self.key = key
-        self.path = path
-        self.directory = directory
-        self.pieces: list[bytes] = []
+    def __init__(self, file: ChunkFile, index: tuple[int, ...], *, with_crc: bool):
+        self._file = file
+        self._sums = _Checksums(index, with_crc=with_crc)
+        self.takes_pages = file.takes_pages
 
     def write(self, data: Any) -> None:
-        self.pieces.append(data if isinstance(data, bytes) else bytes(data))
+        """Takes the next bytes."""
+        self._sums.add(data)
+        self._file.write(data)
+
+    def add(self, data: Any) -> None:
+        """Counts bytes that reach the chunk on another way: with `clone` or `write_pages`."""
+        self._sums.add(data)
+
+    def clone(self, source: int) -> bool:
+        """Takes all bytes of an open file without copying them, where the file system can; tells whether it did."""
+        return self._file.clone(source)
+
+    def write_pages(self, pages: memoryview) -> None:
+        """Takes whole pages of memory; only where `takes_pages` says so, and before any `write`."""
+        self._file.write_pages(pages)
 
     def commit(self) -> None:
-        data = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-        self.pieces.clear()
-        try:
-            self.database.write(self.key, data).result()
-        except ValueError as error:
-            what = f"{self.path}: {self.key} cannot be written: {str(error).splitlines()[0]}"
-            raise DestinationError(f"{self.directory}: {what}{free_text(self.directory)}") from None
+        """Makes the chunk appear."""
+        trailer = self._sums.trailer()
+        if trailer:
+            self._file.write(trailer)
+        self._file.commit()
 
-    def abort(self) -> None:
-        self.pieces.clear()
+    def digest(self) -> int:
+        """The digest of all bytes, the checksum's included."""
+        return self._sums.digest()
 
 
 def write_error(path: str, error: OSError) -> DestinationError:
     """What the system says about a failed write, with the room that is left."""
+    if error.errno == errno.ENOENT:
+        return DestinationError(
+            f"{path}: cannot be written: its directory vanished while we worked; run the same command"
+        )
     return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
 
 
@@ -265,13 +259,3 @@ def free_text(path: str) -> str:
     except OSError:
         return ""
     return f" ({format_size(free.f_bavail * free.f_frsize)} free)"
-
-
-def _open_database(directory: str, key: str) -> Any:
-    import tensorstore as ts
-
-    spec = {"driver": "ocdbt", "base": {"driver": "file", "path": directory + "/"}, "path": key + "/"}
-    try:
-        return ts.KvStore.open(spec, context=ts.Context({"cache_pool": {"total_bytes_limit": 0}})).result()
-    except ValueError as error:
-        raise DestinationError(f"{directory}: cannot be opened: {str(error).splitlines()[0]}") from None

@@ -65,6 +65,8 @@ def override_config(config: Mapping[str, Any], settings: list[str]) -> dict[str,
 def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
     """A finite number of that kind, or None: 1.5 is no whole number, and there is no size of infinity."""
     try:
+        if kind is int and re.fullmatch(r"[+-]?\d+", text):
+            return int(text)  # a float would round what is beyond 2^53
         value = float(text)
         return (kind(value) if kind is float or value.is_integer() else None) if math.isfinite(value) else None
     except ValueError:
@@ -86,8 +88,20 @@ def config_yaml(config: Mapping[str, Any], origin: str) -> str:
         f"# {''.join(c if c.isprintable() else '?' for c in origin)}",
         "# Dimensions were solved from the tensors; the other keys are what these weights need.",
     ]
-    text = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, allow_unicode=True)
+    text = yaml.dump(body, Dumper=_block_dumper(), sort_keys=False, default_flow_style=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + text
+
+
+def _block_dumper() -> Any:
+    """Writes a key a line, and lists on one line."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def one_line(self, data: list[Any]) -> Any:
+            return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+    Dumper.add_representer(list, Dumper.one_line)
+    return Dumper
 
 
 def train_command(destination: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from converter.errors import UsageError
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(i?B)?", re.IGNORECASE | re.ASCII)
 
 
 class ByteBudget:
@@ -61,12 +61,15 @@ def parse_size(text: str) -> int:
 
 def format_size(count: int) -> str:
     """Bytes for people, in powers of 1024."""
+    if count < 1024:
+        return f"{count} B"
     value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{count} B" if unit == "B" else f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}"
+    for unit in ("KiB", "MiB", "GiB"):
         value /= 1024
-    return f"{value:.2f} TiB"
+        # What would be rounded to 1024.0 belongs to the next unit, and what to 10.00 has one decimal as 10.1 has.
+        if value < 1023.95:
+            return f"{value:.2f} {unit}" if value < 9.995 else f"{value:.1f} {unit}"
+    return f"{value / 1024:.2f} TiB"
 
 
 def reuse_freed_memory() -> None:

@@ -9,47 +9,38 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
+from converter.committer import Commit, StagedLeaf
 from converter.errors import DestinationError
 from converter.leaf_store import free_text, write_error
-from converter.maxtext import leaf_key
-from converter.plan import Leaf
-from converter.stage import Stage
 
 STEP = 0
 ITEM = "items"
 
 
-def commit(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
-    """Makes a committed checkpoint of all staged leaves, as `<stage.output>/0/items`.
-
-    Args:
-      stage: a stage in which every leaf is finished.
-      leaves: the leaves.
-      custom_metadata: what goes into the step's `_CHECKPOINT_METADATA`.
+def commit(work: Commit) -> None:
+    """Makes a committed checkpoint of all staged leaves, as `<output>/0/items`.
 
     Raises:
       DestinationError: the files cannot be linked or written.
     """
     logging.getLogger("absl").addFilter(_QUIET)
     try:
-        _save(stage, leaves, custom_metadata)
+        _save(work)
     except DestinationError:
         raise
     except Exception as error:
         # Orbax works in threads and wraps what happens there.
         system = _system_error(error)
         if system is not None:
-            raise write_error(os.fspath(system.filename or stage.output), system) from None
+            raise write_error(os.fspath(system.filename or work.output), system) from None
         if isinstance(error, ValueError):
             what = str(error).splitlines()[0]
-            raise DestinationError(f"{stage.output}: cannot be committed: {what}{free_text(stage.output)}") from None
+            raise DestinationError(f"{work.output}: cannot be committed: {what}{free_text(work.output)}") from None
         raise
     finally:
         logging.getLogger("absl").removeFilter(_QUIET)
@@ -64,31 +55,23 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return None
 
 
-def _save(stage: Stage, leaves: Sequence[Leaf], custom_metadata: Mapping[str, Any]) -> None:
-    registry = ocp.type_handlers.create_type_handler_registry((_StagedLeaf, _LinkHandler()))
+def _save(work: Commit) -> None:
+    registry = ocp.type_handlers.create_type_handler_registry((StagedLeaf, _LinkHandler()))
     handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=stage.store == "ocdbt", use_zarr3=stage.store != "zarr2", type_handler_registry=registry
+        use_ocdbt=work.store == "ocdbt", use_zarr3=work.store != "zarr2", type_handler_registry=registry
     )
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True)
     with ocp.CheckpointManager(
-        stage.output, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
+        work.output, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
     ) as manager:
-        items = ocp.args.PyTreeSave(_tree(stage, leaves))  # pyright: ignore[reportCallIssue]
+        items = ocp.args.PyTreeSave(_tree(work))  # pyright: ignore[reportCallIssue]
         saved = manager.save(
             STEP,
             args=ocp.args.Composite(**{ITEM: items}),  # pyright: ignore[reportArgumentType]
-            custom_metadata=dict(custom_metadata),
+            custom_metadata=work.custom_metadata,
         )
     if not saved:
-        raise DestinationError(f"{stage.output}: Orbax did not save the checkpoint")
-
-
-@dataclass(frozen=True)
-class _StagedLeaf:
-    key: str
-    directory: str
-    shape: tuple[int, ...]
-    dtype: str
+        raise DestinationError(f"{work.output}: Orbax did not save the checkpoint")
 
 
 class _LinkHandler(ocp.type_handlers.TypeHandler):
@@ -125,14 +108,14 @@ def _link_or_move(source: str, target: str) -> None:
         os.replace(source, target)
 
 
-def _tree(stage: Stage, leaves: Sequence[Leaf]) -> dict[str, Any]:
+def _tree(work: Commit) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for leaf in leaves:
+    for leaf in work.leaves:
         *parents, name = leaf.path.split("/")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[name] = _StagedLeaf(leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
+        node[name] = leaf
     return tree
 
 

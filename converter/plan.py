@@ -24,8 +24,8 @@ JOBS = 2
 PASS_MEMORY = 2 * FEED_SIZE
 """Bytes that copying one chunk takes."""
 
-PASS_COPIES = 2
-"""Bytes held for each byte of a chunk that goes into a database: our own and TensorStore's."""
+COPIERS = 2
+"""Threads that only copy chunks, beside those that rewrite first: copying waits for the disk, rewriting for a core."""
 
 REWRITE_MEMORY = 3 * FEED_SIZE
 """Bytes that decoding and encoding a block take beside the block: compressed pieces on their way."""
@@ -59,10 +59,8 @@ class Options:
         """
         if self.store not in STORES:
             raise UsageError(f"--store {self.store}: expected one of {', '.join(STORES)}")
-        if self.link and self.store != "files":
-            raise UsageError(
-                f"--link makes hard links to chunk files, --store {self.store} has none; use --store files"
-            )
+        if self.link and self.store == "zarr2":
+            raise UsageError("--link keeps chunks as they are, --store zarr2 rewrites them; use --store files or ocdbt")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
         if self.qk_norm not in QK_NORM_MODES:
@@ -293,12 +291,11 @@ def _cut(
     permutation = axis_map.axis_permutation()
     if route.name != REWRITE and permutation is not None:
         (array,) = arrays
-        memory = PASS_MEMORY if options.store == "files" else PASS_COPIES * array.chunk_bytes + PASS_MEMORY
-        if memory > options.max_memory:
-            raise BudgetTooSmall(memory)
-        return None, (tuple(array.chunks[dim] for dim in permutation),), memory
+        if options.max_memory < PASS_MEMORY:
+            raise BudgetTooSmall(PASS_MEMORY)
+        return None, (tuple(array.chunks[dim] for dim in permutation),), PASS_MEMORY
     streamable = len(arrays) == 1 and can_decode(arrays[0])
-    copies = 2 + (permutation is None) + (0 if all(map(can_decode, arrays)) else 2) + 2 * (options.store == "ocdbt")
+    copies = 2 + (permutation is None) + (0 if all(map(can_decode, arrays)) else 2)
     limit = (options.max_memory - REWRITE_MEMORY) // copies
     source_chunks = [array.chunks for array in arrays]
     try:

@@ -45,7 +45,7 @@ class Bar:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, emoji=False)
         self.title = title
         self.verbose = verbose
         self.lock = threading.Lock()
@@ -81,7 +81,7 @@ class Bar:
             self.finished += 1
             self.bar.update(self.task, completed=self.done, **self._fields())
             if self.verbose:
-                self.console.print(f"{self.title}: {path} done", highlight=False, markup=False)
+                self.console.print(f"{self.title}: {path} done", highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()
@@ -102,4 +102,5 @@ class Bar:
             f"{self.title}: {fields['leaves']}, {fields['bytes']}, {fields['rate']}, {rest:.0f} s left",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )

@@ -12,7 +12,7 @@ from converter.axis_map import Box
 from converter.block_reader import BlockReader, chunks_in, place, slices
 from converter.blocking import Span, source_box, target_box
 from converter.chunk_codec import encode_chunk, slabs
-from converter.leaf_store import LeafStore
+from converter.leaf_store import ChunkWriter, LeafStore
 from converter.plan import Leaf, Task
 
 
@@ -154,4 +154,8 @@ def _cut_chunk(leaf: Leaf, index: tuple[int, ...], box: Box, values: np.ndarray)
 def _store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
     encoding = store.leaf.encoding
     frame_checksum = encoding.checksum and not encoding.crc32c
-    store.store_chunk(index, lambda write: encode_chunk(chunk, encoding.level, checksum=frame_checksum, sink=write))
+
+    def fill(writer: ChunkWriter) -> None:
+        encode_chunk(chunk, encoding.level, checksum=frame_checksum, sink=writer.write)
+
+    store.store_chunk(index, chunk.nbytes, fill)

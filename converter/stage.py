@@ -13,9 +13,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from converter.chunk_file import PART
 from converter.destination import JOURNAL_SUFFIX, SUFFIX, resolve_destination
 from converter.errors import DestinationError
-from converter.leaf_store import PART, LeafStore, write_error
+from converter.leaf_store import LeafStore, write_error
 from converter.maxtext import leaf_key
 from converter.plan import Leaf
 

@@ -1,5 +1,6 @@
 """Runs a plan: block after block and chunk after chunk, several in flight, under a memory budget."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -11,7 +12,7 @@ from converter.chunk_codec import check_chunk
 from converter.chunk_copy import copy_chunk, link_chunk, target_index
 from converter.leaf_store import LeafStore
 from converter.memory import ByteBudget
-from converter.plan import Plan, Task
+from converter.plan import COPIERS, Plan, Task
 from converter.progress import Progress
 from converter.rewrite import Rewriter
 from converter.routes import LINK
@@ -92,13 +93,15 @@ class _Engine:
         self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.stop = threading.Event()
         self.lock = threading.Lock()
-        self.work = self._units()
+        self.rewrites = self._units(rewrite=True)
+        self.copies = self._units(rewrite=False)
 
     def run(self, jobs: int) -> Written:
         futures: list[Future[None]] = []
-        with ThreadPoolExecutor(jobs, "ax2mt") as pool:
+        with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
             try:
-                futures = [pool.submit(self._worker) for _ in range(jobs)]
+                futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
+                futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 self.stop.set()
@@ -106,11 +109,11 @@ class _Engine:
             future.result()
         return Written(self.digests, self.counts, self.budget.peak)
 
-    def _worker(self) -> None:
+    def _worker(self, *queues: "Iterator[tuple[_TaskWork, Unit]]") -> None:
         try:
             while not self.stop.is_set():
                 with self.lock:
-                    job = next(self.work, None)
+                    job = next(itertools.chain(*queues), None)
                 if job is None:
                     return
                 self._do(*job)
@@ -129,12 +132,16 @@ class _Engine:
                 return
             for store in work.stores:
                 self.digests[store.leaf.path] = store.digests
+        for store in work.stores:
+            store.finish()
         for leaf in work.task.leaves:
             self.progress.leaf_done(leaf.path)
 
-    def _units(self) -> "Iterator[tuple[_TaskWork, Unit]]":
-        """All work in the order of the model; made only as it is asked for."""
+    def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, Unit]]":
+        """All work of a kind in the order of the model; made only as it is asked for."""
         for task in self.plan.tasks:
+            if (task.blocking is not None) != rewrite:
+                continue
             work = _TaskWork(task)
             units = self._rewrite_units(work) if task.blocking else self._pass_units(work)
             for unit in units:

@@ -1,63 +1,133 @@
 """Checks a compressed chunk from outside: is the file one whole zstd frame of the right size.
 
-A truncated or overwritten file is found without decoding it: the header must give the chunk's size, and the chain of
-blocks must end exactly where the file ends (RFC 8878, section 3.1.1). Damage inside a block is not seen, for AXLearn's
-frames carry no checksum.
+A truncated or overwritten file is found without decoding it: the size in the header must be the chunk's (AXLearn's
+frames have one; a frame without is taken), and the chain of blocks must end exactly where the file ends (RFC 8878,
+section 3.1.1). Damage inside a block is not seen, for AXLearn's frames carry no checksum.
 """
 
-import os
+from typing import Any
 
 from converter.errors import SourceError
 
 MAGIC = 0xFD2FB528
 MAX_HEADER = 18
+FRAME_START = 5
 CONTENT_SIZE_BYTES = (0, 2, 4, 8)
 DICTIONARY_BYTES = (0, 1, 2, 4)
+BLOCK_HEADER = 3
+CHECKSUM_BYTES = 4
 RESERVED_BLOCK, RLE_BLOCK = 3, 1
+MAX_BLOCK = 128 << 10
+RESERVED_BIT, DICTIONARY_FLAG = 0x08, 0x03
 
 
-def check_frame(descriptor: int, file_size: int, content_size: int, where: str, *, whole: bool = True) -> None:
-    """Follows a file's blocks from header to header.
+class FrameCheck:
+    """Follows a chunk's blocks from header to header while its bytes go by."""
+
+    def __init__(self, content_size: int, where: str):
+        """Starts at the frame's first byte.
+
+        Args:
+          content_size: bytes that the frame must decode to.
+          where: the chunk, for messages.
+        """
+        self._content_size = content_size
+        self._where = where
+        self._position = 0
+        self._next = 0
+        self._held = b""
+        self._wanted = FRAME_START
+        self._has_checksum = False
+        self._ended = False
+
+    def feed(self, data: Any) -> None:
+        """Takes the next bytes of the file.
+
+        Raises:
+          SourceError: this is no zstd frame of the right content size.
+        """
+        view = memoryview(data)
+        end = self._position + len(view)
+        while not self._ended and self._next < end:
+            start = max(self._next + len(self._held) - self._position, 0)
+            part = view[start : start + self._wanted - len(self._held)]
+            self._held += bytes(part)
+            if len(self._held) < self._wanted:
+                break
+            self._take_header()
+        self._position = end
+
+    def finish(self) -> None:
+        """Ends the file.
+
+        Raises:
+          SourceError: the frame ends before or behind the file's end, or there is none.
+        """
+        if not self._next:
+            frame_header(self._held, self._content_size, self._where)
+        size = self._position
+        if not self._ended:
+            raise SourceError(f"{self._where}: truncated: the zstd frame goes on past the file's {size} bytes")
+        if self._next != size:
+            what = "truncated" if self._next > size else "followed by other bytes"
+            raise SourceError(f"{self._where}: {what}: the zstd frame has {self._next} bytes, the file {size}")
+
+    def _take_header(self) -> None:
+        """Reads the held header, of the frame or of a block, and finds where the next one stands."""
+        if not self._next and self._wanted == FRAME_START:
+            self._wanted = header_bytes(self._held)
+            return
+        data, self._held = self._held, b""
+        if not self._next:
+            self._next, self._has_checksum = frame_header(data, self._content_size, self._where)
+            self._wanted = BLOCK_HEADER
+            return
+        fields = int.from_bytes(data, "little")
+        last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
+        if kind == RESERVED_BLOCK or size > MAX_BLOCK:
+            raise SourceError(f"{self._where}: damaged: no zstd block at byte {self._next}")
+        self._next += BLOCK_HEADER + (1 if kind == RLE_BLOCK else size)
+        if last:
+            self._ended = True
+            self._next += CHECKSUM_BYTES * self._has_checksum
+
+
+def header_bytes(start: bytes) -> int:
+    """Length of a frame's header, from its first `FRAME_START` bytes; it always has more of them."""
+    single_segment = bool(start[4] & 0x20)
+    return FRAME_START + (not single_segment) + DICTIONARY_BYTES[start[4] & 3] + _size_bytes(start[4])
+
+
+def frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool]:
+    """Reads the header of a frame.
 
     Args:
-      descriptor: the open file.
-      file_size: its length in bytes.
-      content_size: bytes that it must decode to.
+      data: the first `MAX_HEADER` bytes of the file, or all that there are.
+      content_size: bytes that the frame must decode to.
       where: the chunk, for messages.
-      whole: follow all blocks; otherwise only the frame's header is checked.
+
+    Returns:
+      The header's length, and whether a checksum follows the blocks.
 
     Raises:
-      SourceError: the file is no zstd frame of this content size, or ends too early or too late.
+      SourceError: this is no zstd frame, or one of another content size.
     """
-    position, has_checksum = _frame_header(os.pread(descriptor, MAX_HEADER, 0), content_size, where)
-    last = not whole
-    while not last:
-        header = os.pread(descriptor, 3, position)
-        if len(header) < 3:
-            raise SourceError(f"{where}: truncated: the zstd frame goes on past the file's {file_size} bytes")
-        fields = int.from_bytes(header, "little")
-        last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
-        if kind == RESERVED_BLOCK:
-            raise SourceError(f"{where}: damaged: no zstd block at byte {position}")
-        position += 3 + (1 if kind == RLE_BLOCK else size)
-    position += 4 if has_checksum else 0
-    if whole and position != file_size:
-        what = "truncated" if position > file_size else "followed by other bytes"
-        raise SourceError(f"{where}: {what}: the zstd frame has {position} bytes, the file {file_size}")
-
-
-def _frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool]:
-    """Length of the frame's header, and whether a checksum follows the blocks."""
     if len(data) < 6 or int.from_bytes(data[:4], "little") != MAGIC:
         raise SourceError(f"{where}: no zstd frame; the file starts with {data[:4].hex() or 'nothing'}")
     descriptor = data[4]
-    single_segment = bool(descriptor & 0x20)
-    size_bytes = CONTENT_SIZE_BYTES[descriptor >> 6] or int(single_segment)
-    start = 5 + (not single_segment) + DICTIONARY_BYTES[descriptor & 3]
-    if len(data) < start + size_bytes:
+    if descriptor & (RESERVED_BIT | DICTIONARY_FLAG):
+        # No decoder takes the reserved bit, and there is no dictionary to decode a chunk with.
+        raise SourceError(f"{where}: damaged: no header of a zstd frame without dictionary: {data[:5].hex()}")
+    length, size_bytes = header_bytes(data), _size_bytes(descriptor)
+    if len(data) < length:
         raise SourceError(f"{where}: truncated inside the zstd frame's header")
     if size_bytes:
-        found = int.from_bytes(data[start : start + size_bytes], "little") + (256 if size_bytes == 2 else 0)
+        found = int.from_bytes(data[length - size_bytes : length], "little") + (256 if size_bytes == 2 else 0)
         if found != content_size:
             raise SourceError(f"{where}: decodes to {found} bytes, the chunk has {content_size}")
-    return start + size_bytes, bool(descriptor & 4)
+    return length, bool(descriptor & 4)
+
+
+def _size_bytes(descriptor: int) -> int:
+    """Bytes of the content size in a frame's header: 0 where it is not given."""
+    return CONTENT_SIZE_BYTES[descriptor >> 6] or int(bool(descriptor & 0x20))

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Imported here, so that conversions in this process let Orbax commit in it: one process each would take twice as long.
+import converter.orbax  # noqa: F401
 from tests.helpers import environments
 from tests.helpers.restorer import Restorer
 

@@ -1,0 +1,154 @@
+"""The file of one chunk: under another name until it is whole, and past the page cache where that pays.
+
+Direct writes (O_DIRECT) go from memory to the device: the kernel neither allocates a page of cache for each page
+written nor copies it there and writes it back later, which costs more than all the rest of a copy (BENCHMARKS.md), and
+no dirty pages are left for a flush at the end.
+"""
+
+import errno
+import fcntl
+import functools
+import mmap
+import os
+from typing import Any
+
+PART = ".part"
+PAGE = 4096
+"""Direct writes begin and end on multiples of this; no device asks for more than its file system's block."""
+
+WRITE_SIZE = 4 << 20
+"""Bytes of one direct write: enough to keep a device busy, and small against a chunk."""
+
+DIRECT_SYSTEMS = frozenset({"ext4", "xfs", "f2fs"})
+"""File systems on which direct writes are plain disk writes; network and union file systems do other things."""
+
+FICLONE = 0x40049409
+"""Linux's ioctl that makes a file share another file's extents (linux/fs.h)."""
+
+
+def open_chunk_file(path: str, size: int) -> "ChunkFile":
+    """Begins the file of a chunk of about `size` bytes.
+
+    Raises:
+      OSError: it cannot be created.
+    """
+    direct = size >= WRITE_SIZE and _is_direct(os.stat(os.path.dirname(path)).st_dev)
+    return DirectFile(path) if direct else ChunkFile(path)
+
+
+class ChunkFile:
+    """A file that is written through the page cache."""
+
+    takes_pages = False
+    """Whether whole pages of memory are written without a copy."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+    def clone(self, source: int) -> bool:
+        """Makes the content that of another file, sharing its blocks on disk; tells whether the file system can.
+
+        Must come before any write. What is written later follows.
+        """
+        try:
+            fcntl.ioctl(self.descriptor, FICLONE, source)
+        except OSError:
+            return False
+        os.lseek(self.descriptor, 0, os.SEEK_END)
+        return True
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data)
+        while len(view):
+            view = view[os.write(self.descriptor, view) :]
+
+    def write_pages(self, pages: memoryview) -> None:
+        """Writes whole pages, without copying them where `takes_pages`; before any other write."""
+        self.write(pages)
+
+    def commit(self) -> None:
+        os.close(self.descriptor)
+        os.replace(self.path + PART, self.path)
+
+    def abort(self) -> None:
+        try:
+            os.close(self.descriptor)
+            os.unlink(self.path + PART)
+        except OSError:
+            pass
+
+
+class DirectFile(ChunkFile):
+    """A file that is written past the page cache, in large pieces from memory that is aligned to pages.
+
+    The last piece, which fills no whole page, takes the usual way.
+    """
+
+    takes_pages = True
+
+    def __init__(self, path: str):
+        super().__init__(path)
+        self._memory: mmap.mmap | None = None
+        self._held = 0
+
+    def write(self, data: Any) -> None:
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, WRITE_SIZE)
+        view = memoryview(data)
+        while len(view):
+            count = min(len(view), WRITE_SIZE - self._held)
+            self._memory[self._held : self._held + count] = view[:count]
+            self._held += count
+            view = view[count:]
+            if self._held == WRITE_SIZE:
+                self._put(memoryview(self._memory))
+                self._held = 0
+
+    def write_pages(self, pages: memoryview) -> None:
+        assert not self._held
+        self._put(pages)
+
+    def commit(self) -> None:
+        if self._memory is not None:
+            view = memoryview(self._memory)[: self._held]
+            whole = self._held // PAGE * PAGE
+            self._put(view[:whole])
+            super().write(view[whole:])
+        super().commit()
+
+    def _put(self, pages: memoryview) -> None:
+        """Writes whole pages directly; what the device does not take so goes the usual way."""
+        direct = _set_direct(self.descriptor, True)
+        while direct and len(pages) >= PAGE:
+            try:
+                pages = pages[os.write(self.descriptor, pages) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                break
+        _set_direct(self.descriptor, False)
+        super().write(pages)
+
+
+def _set_direct(descriptor: int, wanted: bool) -> bool:
+    """Turns O_DIRECT on or off; tells whether that was possible."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def _is_direct(device: int) -> bool:
+    """Whether direct writes pay on a device, by the kind of its file system."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return False
+    # proc(5): the device is the third field; the kind follows a lone dash.
+    return any(fields[2] == number and fields[fields.index("-") + 1] in DIRECT_SYSTEMS for fields in mounts)

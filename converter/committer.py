@@ -1,0 +1,123 @@
+"""Lets Orbax commit in a process of its own.
+
+Importing jax and Orbax takes a second of Python. In a process beside ours it takes place while the leaves are staged,
+on another core, and does not hold up the threads that write them. A process that has Orbax already commits itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter.errors import DestinationError
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLeaf:
+    """A leaf that is ready to become part of a checkpoint.
+
+    Attributes:
+      path: its path in the tree, with slashes.
+      key: its name in the checkpoint.
+      directory: what holds its files, and nothing else.
+      shape: the array's.
+      dtype: the array's.
+    """
+
+    path: str
+    key: str
+    directory: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is committed: a checkpoint of staged leaves.
+
+    Attributes:
+      output: the checkpoint's directory.
+      store: how the leaves are stored.
+      leaves: all of them.
+      custom_metadata: what goes into the step's `_CHECKPOINT_METADATA`, as JSON values.
+    """
+
+    output: str
+    store: str
+    leaves: tuple[StagedLeaf, ...]
+    custom_metadata: dict[str, Any]
+
+
+class Committer:
+    """A process that gets ready to commit; a context, at whose end it is gone."""
+
+    def __init__(self) -> None:
+        self.peak_memory = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if "orbax.checkpoint" not in sys.modules:
+            self._process = _start()
+
+    def __enter__(self) -> "Committer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def commit(self, work: Commit) -> None:
+        """Makes the checkpoint.
+
+        Raises:
+          DestinationError: the files cannot be linked or written.
+          RuntimeError: something else went wrong.
+        """
+        if self._process is None:
+            from converter.orbax import commit
+
+            commit(work)
+            return
+        answer, _ = self._process.communicate(json.dumps(encode(work)).encode())
+        try:
+            result = json.loads(answer)
+        except ValueError:
+            code = self._process.returncode
+            raise RuntimeError(f"the process that commits the checkpoint ended with code {code}") from None
+        self.peak_memory = result["peak_memory"]
+        if result["refused"]:
+            raise DestinationError(result["refused"])
+
+
+def encode(work: Commit) -> dict[str, Any]:
+    """A commit as JSON values."""
+    leaves = [[leaf.path, leaf.key, leaf.directory, list(leaf.shape), leaf.dtype] for leaf in work.leaves]
+    return {
+        "output": work.output,
+        "store": work.store,
+        "leaves": leaves,
+        "custom_metadata": work.custom_metadata,
+    }
+
+
+def decode(document: dict[str, Any]) -> Commit:
+    """The inverse of `encode`."""
+    leaves = tuple(
+        StagedLeaf(path, key, directory, tuple(shape), dtype)
+        for path, key, directory, shape, dtype in document["leaves"]
+    )
+    return Commit(document["output"], document["store"], leaves, document["custom_metadata"])
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # This very package, however it was found; and no accelerator is taken for a work of files.
+    root = str(Path(__file__).resolve().parents[1])
+    program = f"import sys; sys.path.insert(0, {root!r}); from converter.commit_process import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
