@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format bench bench-memory bench-restore bench-22b torture clean
+.PHONY: demo test check format bench bench-memory bench-restore bench-verify bench-22b torture clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -43,6 +43,9 @@ bench-memory: $(VENV)/ready
 
 bench-restore: $(VENV)/ready
 	$(BIN)/python -m benchmarks.restore
+
+bench-verify: $(VENV)/ready
+	$(BIN)/python -m benchmarks.verify
 
 bench-22b: $(VENV)/ready
 	$(BIN)/python -m benchmarks.switch_base

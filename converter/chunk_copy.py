@@ -75,6 +75,7 @@ class _ChunkReader:
         self.size = size
         self.where = where
         self.done = 0
+        self.buffer = memoryview(bytearray(min(COPY_SIZE, size)))
         self.check = None if array.compressor is None else FrameCheck(array.chunk_bytes, where)
         if self.check is None:
             _check_size(array, size, where)
@@ -99,15 +100,14 @@ class _ChunkReader:
             raise SourceError(f"{self.where}: changed its size while it was read")
 
     def _read_to(self, end: int, take: Callable[[Any], None]) -> None:
-        buffer = memoryview(bytearray(min(COPY_SIZE, end - self.done)))
         while self.done < end:
-            count = _read(os.readv, self.where, self.descriptor, [buffer[: end - self.done]])
+            count = _read(os.readv, self.where, self.descriptor, [self.buffer[: end - self.done]])
             if not count:
                 raise SourceError(f"{self.where}: became shorter while it was read ({self.done} of {self.size} bytes)")
             self.done += count
             if self.check is not None:
-                self.check.feed(buffer[:count])
-            take(buffer[:count])
+                self.check.feed(self.buffer[:count])
+            take(self.buffer[:count])
 
     def _write_pages(self, start: int, count: int, writer: ChunkWriter) -> None:
         """Writes the pages that the kernel holds since they were read; no copy of them is made.

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import mmap
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 PART = ".part"
@@ -82,40 +83,54 @@ class ChunkFile:
 class DirectFile(ChunkFile):
     """A file that is written past the page cache, in large pieces from memory that is aligned to pages.
 
-    The last piece, which fills no whole page, takes the usual way.
+    One piece is written while the next one is made. The last one, which fills no whole page, takes the usual way.
     """
 
     takes_pages = True
 
     def __init__(self, path: str):
         super().__init__(path)
-        self._memory: mmap.mmap | None = None
-        self._held = 0
+        self._memory = _Pieces()
+        self._writer: ThreadPoolExecutor | None = None
+        self._written: Future[None] | None = None
 
     def write(self, data: Any) -> None:
-        if self._memory is None:
-            self._memory = mmap.mmap(-1, WRITE_SIZE)
         view = memoryview(data)
         while len(view):
-            count = min(len(view), WRITE_SIZE - self._held)
-            self._memory[self._held : self._held + count] = view[:count]
-            self._held += count
-            view = view[count:]
-            if self._held == WRITE_SIZE:
-                self._put(memoryview(self._memory))
-                self._held = 0
+            view = view[self._memory.add(view) :]
+            if self._memory.is_full:
+                self._wait()
+                if self._writer is None:
+                    self._writer = ThreadPoolExecutor(1, "ax2mt-write")
+                self._written = self._writer.submit(self._put, self._memory.take())
 
     def write_pages(self, pages: memoryview) -> None:
-        assert not self._held
         self._put(pages)
 
     def commit(self) -> None:
-        if self._memory is not None:
-            view = memoryview(self._memory)[: self._held]
-            whole = self._held // PAGE * PAGE
-            self._put(view[:whole])
-            super().write(view[whole:])
+        self._wait()
+        rest = self._memory.take()
+        whole = len(rest) // PAGE * PAGE
+        self._put(rest[:whole])
+        super().write(rest[whole:])
+        self._close()
         super().commit()
+
+    def abort(self) -> None:
+        self._close()
+        super().abort()
+
+    def _wait(self) -> None:
+        """Waits for the piece that is being written."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            written.result()
+
+    def _close(self) -> None:
+        """Lets the thread end; it must not write to a descriptor that is closed, or is another file's by then."""
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._memory.close()
 
     def _put(self, pages: memoryview) -> None:
         """Writes whole pages directly; what the device does not take so goes the usual way."""
@@ -129,6 +144,54 @@ class DirectFile(ChunkFile):
                 break
         _set_direct(self.descriptor, False)
         super().write(pages)
+
+
+class _Pieces:
+    """Two aligned pieces of memory: one is filled while the other is written."""
+
+    def __init__(self) -> None:
+        self._memory: list[mmap.mmap] = []
+        self._held = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._held == WRITE_SIZE
+
+    def add(self, data: memoryview) -> int:
+        """Takes what there is room for; returns how many bytes."""
+        if not self._memory:
+            self._memory = [_take_memory(), _take_memory()]
+        count = min(len(data), WRITE_SIZE - self._held)
+        self._memory[0][self._held : self._held + count] = data[:count]
+        self._held += count
+        return count
+
+    def take(self) -> memoryview:
+        """What is held; it stays as it is until the next call."""
+        if not self._memory:
+            return memoryview(b"")
+        self._memory.reverse()
+        held, self._held = self._held, 0
+        return memoryview(self._memory[1])[:held]
+
+    def close(self) -> None:
+        """Leaves the memory for other files."""
+        _spare_memory.extend(self._memory)
+        self._memory = []
+
+
+_spare_memory: list[mmap.mmap] = []
+"""Pieces that no file uses now: as many as files were ever written at once."""
+
+
+def _take_memory() -> mmap.mmap:
+    try:
+        return _spare_memory.pop()
+    except IndexError:
+        memory = mmap.mmap(-1, WRITE_SIZE)
+        # In large pages the kernel finds the memory of a direct write in a few steps.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:

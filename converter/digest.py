@@ -1,11 +1,10 @@
 """Digests that travel with a checkpoint: one record a leaf, and a receipt for every other file.
 
-A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` over its chunks: chunks may come in any
-order and from any thread, and a chunk in a wrong place counts as a wrong chunk. There are two kinds:
-
-* `content`: over the elements of the decoded chunk, in the array's C order, little-endian, edge chunks clipped to the
-  array. It does not depend on codecs.
-* `stored`: over the encoded bytes of each chunk as they are stored. For chunks that are passed on without decoding.
+A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` over its chunks, as they are stored: chunks
+may come in any order and from any thread, and a chunk in a wrong place counts as a wrong chunk. The grid index is one
+little-endian 64-bit number a dimension. So a chunk that is passed on is digested without decoding it, and the stored
+bytes determine every element, together with the array's metadata, which is in the receipt. A leaf that was linked to
+the source has no digest, for its chunks were never read: its kind is `none`, that of all others `stored`.
 
 The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
 the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
@@ -14,12 +13,10 @@ the checkpoint: where the weights came from, and size and digest of every file t
 import json
 import os
 import struct
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import xxhash
 
 from converter.ocdbt import CHUNKS, MANIFEST_NAME
@@ -30,38 +27,11 @@ VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
 """A receipt of a million files; a larger file is no receipt."""
 
-NO_DIGEST = "none"
-"""The kind of a leaf that was linked to the source: its chunks were never read."""
+STORED, NO_DIGEST = "stored", "none"
+"""Kinds of record."""
 
-Kind = Literal["content", "stored"]
 _MODULUS = 1 << 128
 _READ_BYTES = 4 << 20
-
-
-class LeafDigest:
-    """Accumulates the digest of one leaf; `add` may be called from several threads."""
-
-    def __init__(self, kind: Kind = "content"):
-        self.kind: Kind = kind
-        self._sum = 0
-        self._chunks = 0
-        self._lock = threading.Lock()
-
-    def add(self, grid_index: Sequence[int], data: np.ndarray | bytes | memoryview) -> None:
-        """Adds a chunk.
-
-        Args:
-          grid_index: the chunk's place in the grid.
-          data: for `content` its elements, clipped to the array; for `stored` its bytes.
-        """
-        value = chunk_digest(grid_index, data)
-        with self._lock:
-            self._sum = (self._sum + value) % _MODULUS
-            self._chunks += 1
-
-    def record(self) -> dict[str, Any]:
-        """The digest as it is stored: kind, 32 hexadecimal digits, number of chunks."""
-        return {"kind": self.kind, "xxh3": f"{self._sum:032x}", "chunks": self._chunks}
 
 
 def start_chunk(grid_index: Sequence[int]) -> xxhash.xxh3_128:
@@ -77,16 +47,13 @@ def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
     """
     if not chunks:
         return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
-    return {"kind": "stored", "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
+    return {"kind": STORED, "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
 
 
-def chunk_digest(grid_index: Sequence[int], data: np.ndarray | bytes | memoryview) -> int:
+def chunk_digest(grid_index: Sequence[int], stored: bytes) -> int:
     """The 128-bit digest of one chunk in its place."""
     state = start_chunk(grid_index)
-    if isinstance(data, np.ndarray):
-        state.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
-    else:
-        state.update(data)
+    state.update(stored)
     return state.intdigest()
 
 
@@ -104,7 +71,7 @@ def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
     leaves = entry["leaves"]
     fits = all(
         isinstance(record, dict)
-        and record.get("kind") in ("content", "stored", NO_DIGEST)
+        and record.get("kind") in (STORED, NO_DIGEST)
         and isinstance(record.get("xxh3"), str)
         and type(record.get("chunks")) is int
         for record in leaves.values()

@@ -111,18 +111,20 @@ class TargetArray:
         """Chunks along each dimension."""
         return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
 
-    def chunk_key(self, index: tuple[int, ...]) -> str:
-        """The key of a chunk below the leaf's key-value store."""
+    @cached_property
+    def _key_encoding(self) -> tuple[bool, str]:
+        """Whether keys begin with "c", and what separates their numbers."""
         metadata = self.store.spec().to_json()["metadata"]
         if "chunk_key_encoding" not in metadata:
-            return metadata.get("dimension_separator", ".").join(map(str, index)) or "0"
+            return False, metadata.get("dimension_separator", ".")
         encoding = metadata["chunk_key_encoding"]
         default = encoding["name"] == "default"
-        separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
-        name = separator.join(map(str, index))
-        if default:
-            return f"c{separator}{name}" if index else "c"
-        return name or "0"
+        return default, encoding.get("configuration", {}).get("separator", "/" if default else ".")
+
+    def chunk_key(self, index: tuple[int, ...]) -> str:
+        """The key of a chunk below the leaf's key-value store."""
+        default, separator = self._key_encoding
+        return separator.join((*(["c"] if default else []), *map(str, index))) or "0"
 
     def missing_chunks(self) -> list[str]:
         """Keys of chunks that are not stored.

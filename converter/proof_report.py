@@ -3,14 +3,12 @@
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from converter.inspection import Inspection
-from converter.mapping import MappingTable
 from converter.memory import format_size
 from converter.parameters import ParameterReport, ParameterRow
-from converter.report import SCHEMA_VERSION, shape_text
+from converter.report import document, plain_table, shape_text
 from converter.verification import Finding, Verification
 
 MAX_SHOWN = 50
@@ -20,20 +18,19 @@ MAX_SHOWN = 50
 def verification_document(result: Verification) -> dict[str, Any]:
     """The result of `verify` as JSON."""
     cast = result.cast
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "ok": result.ok,
-        "method": result.method,
-        "source": result.source,
-        "step": result.step,
-        "destination": result.destination,
-        "leaves": result.leaves,
-        "elements": result.elements,
-        "bytes": result.compared_bytes,
-        "sample": result.sample,
-        "findings": [_finding_document(finding) for finding in result.findings],
-        "notes": list(result.notes),
-        "cast": None
+    return document(
+        ok=result.ok,
+        method=result.method,
+        source=result.source,
+        step=result.step,
+        destination=result.destination,
+        leaves=result.leaves,
+        elements=result.elements,
+        bytes=result.compared_bytes,
+        sample=result.sample,
+        findings=[_finding_document(finding) for finding in result.findings],
+        notes=list(result.notes),
+        cast=None
         if cast is None
         else {
             "dtype": cast.dtype,
@@ -41,9 +38,9 @@ def verification_document(result: Verification) -> dict[str, Any]:
             "max_relative_error": cast.max_relative,
             "overflows": cast.overflows,
         },
-        "seconds": round(result.seconds, 3),
-        "peak_memory": result.peak_memory,
-    }
+        seconds=round(result.seconds, 3),
+        peak_memory=result.peak_memory,
+    )
 
 
 def print_verification(result: Verification, console: Console) -> None:
@@ -81,13 +78,12 @@ def print_verification(result: Verification, console: Console) -> None:
 
 def parameters_document(report: ParameterReport) -> dict[str, Any]:
     """The parameter report as JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "title": report.title,
-        "destination": report.destination or None,
-        "mapping": report.table,
-        "equivalent": report.equivalent,
-        "totals": {
+    return document(
+        title=report.title,
+        destination=report.destination or None,
+        mapping=report.table,
+        equivalent=report.equivalent,
+        totals={
             "axlearn": report.source_total,
             "maxtext": report.target_total,
             "added": report.added_total,
@@ -95,18 +91,16 @@ def parameters_document(report: ParameterReport) -> dict[str, Any]:
             "experts": report.expert_total,
             "active_per_token": report.active_total,
         },
-        "experts": report.experts,
-        "experts_per_token": report.experts_per_token,
-        "rows": [_row_document(row) for row in report.rows],
-        "extra": [{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
-    }
+        experts=report.experts,
+        experts_per_token=report.experts_per_token,
+        rows=[_row_document(row) for row in report.rows],
+        extra=[{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
+    )
 
 
 def print_parameters(report: ParameterReport, console: Console) -> None:
     """The report as a table, a group at a time, then the totals."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("AXLearn", "shape", "MaxText", "shape", "relation", "parameters"):
-        table.add_column(name, justify="right" if name == "parameters" else "left", overflow="fold")
+    table = plain_table("AXLearn", "shape", "MaxText", "shape", "relation", "parameters", right=["parameters"])
     group = ""
     for row in report.rows:
         if row.group != group:
@@ -140,13 +134,12 @@ def parameters_markdown(report: ParameterReport) -> str:
 
 def inspection_document(found: Inspection) -> dict[str, Any]:
     """What a path is, as JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "path": found.path,
-        "kind": found.kind,
-        "title": found.title,
-        "facts": found.facts,
-        "leaves": [
+    return document(
+        path=found.path,
+        kind=found.kind,
+        title=found.title,
+        facts=found.facts,
+        leaves=[
             {
                 "path": leaf.path,
                 "dtype": leaf.dtype,
@@ -156,8 +149,8 @@ def inspection_document(found: Inspection) -> dict[str, Any]:
             }
             for leaf in found.leaves
         ],
-        "missing": found.missing,
-    }
+        missing=found.missing,
+    )
 
 
 def print_inspection(found: Inspection, console: Console) -> None:
@@ -169,43 +162,10 @@ def print_inspection(found: Inspection, console: Console) -> None:
     for line in found.missing:
         console.print(f"  missing: {line}", soft_wrap=True, markup=False)
     if found.leaves:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("array", "dtype", "shape", "chunks"):
-            table.add_column(name, overflow="fold")
+        table = plain_table("array", "dtype", "shape", "chunks")
         for leaf in found.leaves:
             table.add_row(Text(leaf.path), leaf.dtype, shape_text(leaf.shape), shape_text(leaf.chunks))
         console.print(table)
-
-
-def mappings_document(tables: list[MappingTable]) -> dict[str, Any]:
-    """The bundled tables as JSON."""
-    return {"schema_version": SCHEMA_VERSION, "mappings": [_table_summary(table) for table in tables]}
-
-
-def mapping_document(table: MappingTable) -> dict[str, Any]:
-    """One table as JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **_table_summary(table),
-        "tensors": [
-            {
-                "axlearn": list(row.axlearn),
-                "maxtext": list(row.maxtext),
-                "axes": str(row.expression),
-                "group": row.group,
-                "note": row.note,
-                "when": row.when or None,
-                "option": row.option or None,
-            }
-            for row in table.rows
-        ],
-        "drops": [{"axlearn": drop.pattern, "reason": drop.reason} for drop in table.drops],
-    }
-
-
-def mapping_check_document(table: MappingTable) -> dict[str, Any]:
-    """A valid table of the user's as JSON."""
-    return {"schema_version": SCHEMA_VERSION, "valid": True, **_table_summary(table)}
 
 
 def _finding_document(finding: Finding) -> dict[str, Any]:
@@ -240,17 +200,6 @@ def _row_document(row: ParameterRow) -> dict[str, Any]:
         "added": row.added,
         "expert": row.expert,
         "fits": row.fits,
-    }
-
-
-def _table_summary(table: MappingTable) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "title": table.title,
-        "path": table.path,
-        "digest": table.digest,
-        "rows": len(table.rows),
-        "models": [model.name for model in table.models],
     }
 
 

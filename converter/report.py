@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from converter.convert import Result
 from converter.fidelity import PairMismatch
-from converter.mapping import MappingTable
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
-from converter.plan import Plan, Task
+from converter.plan import Leaf, Plan, Task
+from converter.zarr2 import ArraySpec
+
+if TYPE_CHECKING:
+    from converter.convert import Result
 
 SCHEMA_VERSION = 1
 BAR = 24
@@ -32,11 +34,22 @@ def stdout_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
+def document(**fields: Any) -> dict[str, Any]:
+    """A JSON document: its version, then its fields."""
+    return {"schema_version": SCHEMA_VERSION, **fields}
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines, whose long cells are folded; the columns of `right` are aligned there."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
+
+
 def print_plan(plan: Plan, console: Console) -> None:
     """The leaves as a table, grouped by layer, then the totals."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("AXLearn", "shape", "MaxText", "shape", "dtype", "route", "size"):
-        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    table = plain_table("AXLearn", "shape", "MaxText", "shape", "dtype", "route", "size", right=["size"])
     place = ""
     for task in plan.tasks:
         if task.source_place != place:
@@ -78,7 +91,7 @@ def print_totals(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def print_result(result: Result, console: Console) -> None:
+def print_result(result: "Result", console: Console) -> None:
     """What was done, what is not exact, and what to paste."""
     plan = result.plan
     rate = plan.totals.write_bytes / max(result.seconds, 1e-3)
@@ -100,7 +113,7 @@ def print_result(result: Result, console: Console) -> None:
     console.print(result.command, soft_wrap=True, markup=False)
 
 
-def _work_text(result: Result) -> str:
+def _work_text(result: "Result") -> str:
     counts, options = result.written.counts, result.plan.options
     parts = [
         f"{count:,} {what}"
@@ -120,14 +133,13 @@ def _work_text(result: Result) -> str:
 
 def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> None:
     """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", "query*key", "query", "key", "largest |a-b|/|a+b| of query*key in a pair"):
-        table.add_column(name, justify="left" if name.startswith("largest") else "right")
+    figures = ("layer", "query*key", "query", "key")
+    table = plain_table(*figures, "largest |a-b|/|a+b| of query*key in a pair", right=figures)
     largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
     for entry in mismatches:
         length = round(BAR * min(entry.product, largest) / largest) if largest else 0
-        figures = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
-        table.add_row(str(entry.layer), *figures, Text("█" * length))
+        values = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
+        table.add_row(str(entry.layer), *values, Text("█" * length))
     console.print(table)
 
 
@@ -167,47 +179,16 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
     return lines
 
 
-def print_mappings(tables: list[MappingTable], console: Console) -> None:
-    """One line a bundled table."""
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("mapping", "rows", "for", "published sizes"):
-        out.add_column(name)
-    for table in tables:
-        out.add_row(table.name, str(len(table.rows)), table.title, ", ".join(model.name for model in table.models))
-    console.print(out)
-
-
-def print_mapping(table: MappingTable, console: Console) -> None:
-    """All rows of a table."""
-    console.print(f"{table.name}: {table.title}", soft_wrap=True)
-    console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at", soft_wrap=True)
-    for side in (table.axlearn, table.maxtext):
-        for layout in side.layers:
-            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True, markup=False)
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("AXLearn", "axes", "MaxText", "when"):
-        out.add_column(name, overflow="fold")
-    for row in table.rows:
-        for number, target in enumerate(row.maxtext):
-            source = "\n".join(row.axlearn) if number == 0 else ""
-            condition = row.when or (f"--{row.option}" if row.option else "")
-            out.add_row(Text(source), Text(str(row.expression)) if number == 0 else "", Text(target), condition)
-    console.print(out)
-    for drop in table.drops:
-        console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True, markup=False)
-
-
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as JSON."""
     totals = plan.totals
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "source": plan.source,
-        "step": plan.step,
-        "mapping": plan.table,
-        "mapping_digest": plan.table_digest,
-        "options": asdict(plan.options),
-        "totals": {
+    return document(
+        source=plan.source,
+        step=plan.step,
+        mapping=plan.table,
+        mapping_digest=plan.table_digest,
+        options=asdict(plan.options),
+        totals={
             "source_parameters": totals.source_parameters,
             "target_parameters": totals.target_parameters,
             "added_parameters": totals.added_parameters,
@@ -218,9 +199,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "stored_bytes": totals.stored_bytes,
             "memory": totals.memory,
         },
-        "sizes": dict(plan.sizes),
-        "tasks": [_task_document(task) for task in plan.tasks],
-        "dropped": [
+        sizes=dict(plan.sizes),
+        tasks=[_task_document(task) for task in plan.tasks],
+        dropped=[
             {
                 "reason": reason,
                 "tensors": len(entries),
@@ -229,12 +210,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             }
             for reason, entries in plan.dropped.items()
         ],
-        "ignored_entries": list(plan.others),
-        "config": dict(plan.config),
-    }
+        ignored_entries=list(plan.others),
+        config=dict(plan.config),
+    )
 
 
-def result_document(result: Result) -> dict[str, Any]:
+def result_document(result: "Result") -> dict[str, Any]:
     """The result of a conversion as JSON."""
     return {
         **plan_document(result.plan),
@@ -273,14 +254,18 @@ def _task_document(task: Task) -> dict[str, Any]:
         "units": task.units,
         "memory": task.memory,
         "stored_bytes": task.stored_bytes,
-        "sources": [
-            {"path": s.path, "shape": list(s.shape), "dtype": s.dtype, "chunks": list(s.chunks), "bytes": s.bytes}
-            for s in task.sources
-        ],
-        "leaves": [
-            {"path": t.path, "shape": list(t.shape), "dtype": t.dtype, "chunks": list(t.chunks), "bytes": t.bytes}
-            for t in task.leaves
-        ],
+        "sources": [_array_document(array) for array in task.sources],
+        "leaves": [_array_document(leaf) for leaf in task.leaves],
+    }
+
+
+def _array_document(array: ArraySpec | Leaf) -> dict[str, Any]:
+    return {
+        "path": array.path,
+        "shape": list(array.shape),
+        "dtype": array.dtype,
+        "chunks": list(array.chunks),
+        "bytes": array.bytes,
     }
 
 

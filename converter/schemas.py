@@ -4,6 +4,7 @@ from typing import Any
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
+_NUMBER = {"type": "number"}
 _MAYBE_TEXT = {"type": ["string", "null"]}
 _SHAPE = {"type": "array", "items": _COUNT}
 _TEXTS = {"type": "array", "items": _TEXT}
@@ -43,6 +44,13 @@ _PLAN: dict[str, Any] = {
     "ignored_entries": _TEXTS,
     "config": {"type": "object"},
 }  # fmt: skip
+_CAST = _object(dtype=_TEXT, max_absolute_error=_NUMBER, max_relative_error=_NUMBER, overflows=_COUNT)
+_ROWS = _list(
+    group=_TEXT, axlearn=_list(path=_TEXT, shape=_SHAPE),
+    maxtext=_list(path=_TEXT, shape=_SHAPE, found={"oneOf": [{"type": "null"}, _SHAPE]}),
+    relation=_TEXT, axes=_TEXT, note=_TEXT, axlearn_parameters=_COUNT, maxtext_parameters=_COUNT,
+    added={"type": "boolean"}, expert={"type": "boolean"}, fits={"type": "boolean"},
+)  # fmt: skip
 _MISMATCH = {"type": ["number", "string"]}
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -58,7 +66,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             first_index={"type": ["array", "null"], "items": _COUNT}, expected=_MAYBE_TEXT, found=_MAYBE_TEXT,
             diagnosis=_MAYBE_TEXT,
         ),
-        notes=_TEXTS, cast={"type": ["object", "null"]}, seconds={"type": "number"}, peak_memory=_COUNT,
+        notes=_TEXTS, cast={"oneOf": [{"type": "null"}, _CAST]}, seconds={"type": "number"}, peak_memory=_COUNT,
     ),
     "inspect": _object(
         schema_version=_VERSION, path=_TEXT, kind=_TEXT, title=_TEXT, facts={"type": "object"},
@@ -68,7 +76,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         schema_version=_VERSION, title=_TEXT, destination=_MAYBE_TEXT, mapping=_TEXT, equivalent={"type": "boolean"},
         totals=_object(axlearn=_COUNT, maxtext=_COUNT, added=_COUNT, difference={"type": "integer"}, experts=_COUNT,
                        active_per_token=_COUNT),
-        experts=_COUNT, experts_per_token=_COUNT, rows={"type": "array", "items": {"type": "object"}},
+        experts=_COUNT, experts_per_token=_COUNT, rows=_ROWS,
         extra=_list(path=_TEXT, shape=_SHAPE),
     ),
     "plan": _object(**_PLAN),

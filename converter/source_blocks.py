@@ -75,7 +75,10 @@ def _joined(
     array: ArraySpec, box: Box, parts: list[tuple[int, ...]], values: list[np.ndarray], offset: tuple[int, ...]
 ) -> np.ndarray:
     """Puts slabs of neighbouring chunks together and cuts off the padding of edge chunks."""
-    block = np.empty(tuple(high - low for low, high in box), values[0].dtype)
+    shape = tuple(high - low for low, high in box)
+    if len(values) == 1 and values[0].shape == shape:
+        return values[0]
+    block = np.empty(shape, values[0].dtype)
     for chunk, slab in zip(parts, values, strict=True):
         starts = [n * c + o - low for n, c, o, (low, _) in zip(chunk, array.chunks, offset, box, strict=True)]
         place = tuple(slice(start, start + length) for start, length in zip(starts, slab.shape, strict=True))

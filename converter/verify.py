@@ -1,42 +1,31 @@
-"""Holds a MaxText checkpoint against its AXLearn source, every element bit for bit, in bounded memory.
+"""Holds a MaxText checkpoint against its AXLearn source: coverage, shapes, dtypes, values, metadata, configuration.
 
-The expected values come from the source's blocks by `AxisMap.pieces`, which is another way through an axis expression
-than the one that the conversion takes; the found values come from `maxtext_reader`. Everything that is wrong is
-collected, nothing stops at the first finding.
+Everything that is wrong is collected, nothing stops at the first finding.
 """
 
 import dataclasses
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
-from converter.axis_map import AxisMap, Box
-from converter.blocking import Blocking, BlockTooLarge, Span, block_map, groups, plan_blocks, target_box
-from converter.compare import LeafComparison
 from converter.diagnosis import Diagnostician
 from converter.digest import METADATA_KEY
 from converter.errors import UsageError, VerificationError
 from converter.matching import match_table
 from converter.maxtext_reader import Target, TargetArray, evident_options, open_target, orbax_problems
-from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
-from converter.plan import DEFAULT_MEMORY, Options, Plan, Task, make_plan
+from converter.memory import peak_resident, reuse_freed_memory
+from converter.plan import DEFAULT_MEMORY, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.qk_norm import fitted_scales
 from converter.source import Source, open_source
-from converter.source_blocks import SourceBlocks
-from converter.verification import CastReport, Finding, Verification, run_units
+from converter.verification import CastReport, Finding, Verification
 from converter.verify_metadata import config_findings, metadata_findings
-
-CHUNK_COPIES = 3
-"""Bytes that TensorStore holds for each byte of a chunk that it decodes."""
-COPIES = 4
-"""Bytes held for each byte of a block: TensorStore's two copies of either side."""
+from converter.verify_values import ValueComparison
 
 
 @dataclass(frozen=True)
@@ -81,32 +70,35 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     source, untie = _open_source(request, target)
     plan = make_plan(source, Options(untie=untie, max_memory=request.max_memory, rewrite=True))
     fitted, fit_notes = _fitted(source, target)
-    run = _Run(plan, target, request, progress, fitted)
-    notes = [*fit_notes, *run.coverage()]
-    run.find_missing_chunks()
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    coverage = _open_leaves(plan, target, request.dtype, context)
+    values = ValueComparison(plan, coverage.arrays, fitted, progress)
+    _find_missing_chunks(coverage.arrays, values)
     try:
-        run.compare()
+        values.run(context, max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
     finally:
         progress.close()
-    findings = [*run.findings, *run.value_findings(), *metadata_findings(target, bool(plan.config["scan_layers"]))]
+    doctor = Diagnostician(plan, coverage.arrays, request.max_memory, context)
+    findings = [*coverage.findings, *_value_findings(values, doctor)]
+    findings += metadata_findings(target, bool(plan.config["scan_layers"]))
     config, config_notes = config_findings(target, plan.config)
     findings += config
     if not any(finding.check == "metadata" for finding in findings):
-        shapes = {array.path: array.shape for array in run.arrays.values()}
+        shapes = {path: array.shape for path, array in coverage.arrays.items()}
         findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
-    comparisons = list(run.comparisons.values())
+    compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
     return Verification(
         method="source",
         source=plan.source,
         step=plan.step,
         destination=target.root,
-        leaves=len(comparisons),
-        elements=sum(c.compared for c in comparisons),
-        compared_bytes=sum(c.compared * run.arrays[path].item_size for path, c in run.comparisons.items()),
+        leaves=len(compared),
+        elements=sum(compared.values()),
+        compared_bytes=sum(count * coverage.arrays[path].item_size for path, count in compared.items()),
         sample=request.sample,
         findings=tuple(findings),
-        notes=(*notes, *config_notes),
-        cast=run.cast_report(),
+        notes=(*fit_notes, *coverage.notes, *config_notes),
+        cast=_cast_report(request.dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
@@ -133,207 +125,100 @@ def _fitted(source: Source, target: Target) -> tuple[Mapping[str, np.ndarray], t
     return fitted, (note,)
 
 
-class _Run:
-    def __init__(
-        self,
-        plan: Plan,
-        target: Target,
-        request: VerifyRequest,
-        progress: Progress,
-        fitted: Mapping[str, np.ndarray],
-    ):
-        self.fitted = fitted
-        self.plan = plan
-        self.target = target
-        self.request = request
-        self.progress = progress
-        self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-        self.budget = ByteBudget(request.max_memory)
-        self.findings: list[Finding] = []
-        self.arrays: dict[str, TargetArray] = {}
-        self.comparisons: dict[str, LeafComparison] = {}
-        self.broken: dict[str, str] = {}
-        self.lock = threading.Lock()
+@dataclass(frozen=True)
+class _Coverage:
+    """What is compared, and what is not.
 
-    def coverage(self) -> list[str]:
-        """Opens what is to be compared; missing, extra and misshapen leaves become findings. Returns notes."""
-        expected = {leaf.path: leaf for leaf in self.plan.leaves}
-        weights = _weights_prefix(self.plan)
-        notes: list[str] = []
-        for path in self.target.keys:
-            if path not in expected:
-                if path.startswith(weights):
-                    self._found("coverage", path, "extra leaf: nothing in the source leads to it")
-                else:
-                    notes.append(f"{path}: not compared, it is no weight")
-        for path, leaf in expected.items():
-            if path not in self.target.keys:
-                self._found("coverage", path, "missing in the checkpoint")
-                continue
-            try:
-                array = self.target.open(path, self.context)
-            except VerificationError as error:
-                self._found("chunks", path, error.message.removeprefix(f"{path}: "))
-                continue
-            dtype = self.request.dtype or leaf.dtype
-            if array.shape != leaf.shape:
-                self._found("shape", path, f"has the shape {list(array.shape)}, expected {list(leaf.shape)}")
-            elif array.dtype != dtype:
-                hint = "" if self.request.dtype else f"; if it was cast, give --dtype {array.dtype}"
-                self._found("dtype", path, f"is {array.dtype}, expected {dtype}{hint}")
-            else:
-                self.arrays[path] = array
-                self.comparisons[path] = LeafComparison()
-        return notes
+    Attributes:
+      arrays: path to array, for each leaf that is there as it should be.
+      findings: leaves that are missing, extra, or of another shape or dtype.
+      notes: leaves that are no weights.
+    """
 
-    def find_missing_chunks(self) -> None:
-        """Looks for chunks that are not there, also outside of a sample."""
-        for path, array in self.arrays.items():
-            try:
-                missing = array.missing_chunks()
-            except VerificationError as error:
-                self.broken[path] = error.message.removeprefix(f"{path}: ")
-                continue
-            if missing:
-                self.broken[path] = f"{len(missing)} of {math.prod(array.grid)} chunks are missing, first {missing[0]}"
+    arrays: Mapping[str, TargetArray]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
 
-    def compare(self) -> None:
-        """Compares the leaves that could be opened."""
-        total = sum(array.elements * array.item_size for array in self.arrays.values())
-        self.progress.start(len(self.arrays), total)
-        run_units(self._units(), self.request.jobs)
 
-    def value_findings(self) -> list[Finding]:
-        """What the comparison showed, with a diagnosis for each leaf that differs."""
-        doctor = Diagnostician(self.plan, self.arrays, self.request.max_memory, self.context)
-        result = [Finding("chunks", path, text) for path, text in self.broken.items()]
-        for path, comparison in self.comparisons.items():
-            mismatch = comparison.mismatch
-            if mismatch is not None:
-                diagnosis = doctor.diagnose(path) if path not in self.broken else ""
-                result.append(
-                    Finding(
-                        "values",
-                        path,
-                        f"{mismatch.elements:,} of {comparison.compared:,} elements differ",
-                        mismatch.elements,
-                        mismatch.first_index,
-                        mismatch.expected,
-                        mismatch.found,
-                        diagnosis,
-                    )
-                )
-            if comparison.overflows:
-                text = f"{comparison.overflows:,} finite elements became infinite by the cast"
-                result.append(Finding("cast", path, text, comparison.overflows))
-        return result
-
-    def cast_report(self) -> CastReport | None:
-        """The errors of the cast; None where no compared leaf was cast."""
-        sources = {leaf.path: leaf.dtype for leaf in self.plan.leaves}
-        cast = [c for path, c in self.comparisons.items() if self.arrays[path].dtype != sources[path]]
-        if not cast or self.request.dtype is None:
-            return None
-        return CastReport(
-            self.request.dtype,
-            max(c.max_absolute for c in cast),
-            max(c.max_relative for c in cast),
-            sum(c.overflows for c in cast),
-        )
-
-    def _units(self) -> Iterator[Callable[[], None]]:
-        for task in self.plan.tasks:
-            if not any(leaf.path in self.arrays for leaf in task.leaves):
-                continue
-            blocking = self._blocking(task)
-            reader = SourceBlocks(task.sources, task.axis_map, blocking, self.context)
-            chosen = sampled(list(groups(task.axis_map, blocking)), self.request.sample)
-            left = _Countdown(len(chosen))
-            memory = min(blocking.block_bytes * COPIES + self._extra_memory(task, blocking), self.budget.limit)
-            for group in chosen:
-                yield lambda t=task, r=reader, g=group, m=memory, left=left: self._compare_group(t, r, g, m, left)
-
-    def _compare_group(self, task: Task, reader: SourceBlocks, group: Span, memory: int, left: "_Countdown") -> None:
-        with self.budget.hold(memory):
-            for span, blocks in reader.read(group):
-                cut = block_map(task.axis_map, span)
-                for number, leaf in enumerate(task.leaves):
-                    if leaf.path in self.arrays:
-                        self._compare_block(leaf.path, cut, number, target_box(task.axis_map, span, number), blocks)
-        if left.down():
-            reader.close()
-            for leaf in task.leaves:
-                if leaf.path in self.arrays:
-                    self.progress.leaf_done(leaf.path)
-
-    def _compare_block(self, path: str, cut: AxisMap, number: int, box: Box, blocks: list[np.ndarray]) -> None:
+def _open_leaves(plan: Plan, target: Target, dtype: str | None, context: Any) -> _Coverage:
+    expected = {leaf.path: leaf for leaf in plan.leaves}
+    weights = _weights_prefix(plan)
+    arrays: dict[str, TargetArray] = {}
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for path in target.keys:
+        if path not in expected and path.startswith(weights):
+            findings.append(Finding("coverage", path, "extra leaf: nothing in the source leads to it"))
+        elif path not in expected:
+            notes.append(f"{path}: not compared, it is no weight")
+    for path, leaf in expected.items():
+        if path not in target.keys:
+            findings.append(Finding("coverage", path, "missing in the checkpoint"))
+            continue
         try:
-            found = self.arrays[path].read(tuple(slice(low, high) for low, high in box))
+            array = target.open(path, context)
         except VerificationError as error:
-            with self.lock:
-                self.broken.setdefault(path, error.message.removeprefix(f"{path}: "))
-            return
-        if path in self.fitted:
-            expected = self.fitted[path][tuple(slice(low, high) for low, high in box)]
-            self.comparisons[path].add([low for low, _ in box], [1] * len(box), expected, found)
-            return
-        for piece in cut.pieces(number, tuple((0, high - low) for low, high in box)):
-            starts = [low + part.start for (low, _), part in zip(box, piece.target_slices, strict=True)]
-            steps = [part.step for part in piece.target_slices]
-            expected = piece.rearrange(blocks[piece.source][piece.source_slices])
-            self.comparisons[path].add(starts, steps, expected, found[piece.target_slices])
-        self.progress.advance(found.nbytes)
+            findings.append(Finding("chunks", path, error.message.removeprefix(f"{path}: ")))
+            continue
+        if array.shape != leaf.shape:
+            text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
+            findings.append(Finding("shape", path, text))
+        elif array.dtype != (dtype or leaf.dtype):
+            hint = "" if dtype else f"; if it was cast, give --dtype {array.dtype}"
+            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
+        else:
+            arrays[path] = array
+    return _Coverage(arrays, tuple(findings), tuple(notes))
 
-    def _blocking(self, task: Task) -> Blocking:
-        """Blocks that cover whole chunks on both sides where the budget allows, so that each is decoded once."""
-        chunks = _common_chunks(task, self.arrays)
-        item = max(array.item_size for array in task.sources)
+
+def _find_missing_chunks(arrays: Mapping[str, TargetArray], values: ValueComparison) -> None:
+    """Looks for chunks that are not there, also outside of a sample."""
+    for path, array in arrays.items():
         try:
-            return plan_blocks(task.axis_map, chunks, item, self.request.max_memory // COPIES, streamable=False)
-        except BlockTooLarge:
-            assert task.blocking is not None, "the plan is made to rewrite everything"
-            return task.blocking
+            missing = array.missing_chunks()
+        except VerificationError as error:
+            values.fail(path, error.message.removeprefix(f"{path}: "))
+            continue
+        if missing:
+            values.fail(path, f"{len(missing)} of {math.prod(array.grid)} chunks are missing, first {missing[0]}")
 
-    def _extra_memory(self, task: Task, blocking: Blocking) -> int:
-        """Memory for chunks of the checkpoint that are larger than a block.
 
-        Raises:
-          UsageError: such a chunk does not fit the budget.
-        """
-        arrays = [self.arrays[leaf.path] for leaf in task.leaves if leaf.path in self.arrays]
-        chunk = max(math.prod(array.chunks) * array.item_size for array in arrays)
-        if chunk <= blocking.block_bytes:
-            return 0
-        needed = chunk * CHUNK_COPIES + blocking.block_bytes * 2
-        if needed > self.request.max_memory:
-            raise UsageError(
-                f"--max-memory {self.request.max_memory} bytes is too small: {arrays[0].path} is stored in chunks of "
-                f"{chunk} bytes; give --max-memory {-(-needed >> 20)}MiB or more"
+def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Finding]:
+    """What the comparison showed, with a diagnosis for each leaf that differs."""
+    result = [Finding("chunks", path, text) for path, text in values.broken.items()]
+    for path, comparison in values.comparisons.items():
+        mismatch = comparison.mismatch
+        if mismatch is not None:
+            result.append(
+                Finding(
+                    "values",
+                    path,
+                    f"{mismatch.elements:,} of {comparison.compared:,} elements differ",
+                    mismatch.elements,
+                    mismatch.first_index,
+                    mismatch.expected,
+                    mismatch.found,
+                    doctor.diagnose(path) if path not in values.broken else "",
+                )
             )
-        return max(needed - blocking.block_bytes * COPIES, 0)
-
-    def _found(self, check: str, place: str, message: str) -> None:
-        self.findings.append(Finding(check, place, message))
-
-
-class _Countdown:
-    def __init__(self, count: int):
-        self._count = count
-        self._lock = threading.Lock()
-
-    def down(self) -> bool:
-        """Counts one; whether it was the last."""
-        with self._lock:
-            self._count -= 1
-            return self._count == 0
+        if comparison.overflows:
+            text = f"{comparison.overflows:,} finite elements became infinite by the cast"
+            result.append(Finding("cast", path, text, comparison.overflows))
+    return result
 
 
-def sampled(all_groups: list[Span], fraction: float | None) -> list[Span]:
-    """A deterministic subset, evenly spread and never empty; everything where no fraction is given."""
-    if fraction is None:
-        return all_groups
-    count = max(1, round(len(all_groups) * fraction))
-    return [all_groups[number * len(all_groups) // count] for number in range(count)]
+def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> CastReport | None:
+    """The errors of the cast; None where no compared leaf was cast."""
+    sources = {leaf.path: leaf.dtype for leaf in plan.leaves}
+    cast = [comparison for path, comparison in values.comparisons.items() if sources[path] != dtype]
+    if dtype is None or not cast:
+        return None
+    return CastReport(
+        dtype,
+        max(comparison.max_absolute for comparison in cast),
+        max(comparison.max_relative for comparison in cast),
+        sum(comparison.overflows for comparison in cast),
+    )
 
 
 def _weights_prefix(plan: Plan) -> str:
@@ -345,18 +230,3 @@ def _weights_prefix(plan: Plan) -> str:
             break
         common.append(names[0])
     return "".join(f"{name}/" for name in common)
-
-
-def _common_chunks(task: Task, arrays: dict[str, TargetArray]) -> list[tuple[int, ...]]:
-    """Source chunks, made long enough along each free axis to cover whole chunks of the checkpoint."""
-    chunks: list[list[int]] = [list(array.chunks) for array in task.sources]
-    for axis in task.axis_map.free_axes:
-        stored: list[Any] = [
-            arrays[leaf.path].chunks[dim]
-            for leaf, dim in zip(task.leaves, axis.target_dims, strict=True)
-            if leaf.path in arrays
-        ]
-        for source, dim in enumerate(axis.source_dims):
-            whole = task.axis_map.sizes[axis.name]
-            chunks[source][dim] = min(math.lcm(chunks[source][dim], *stored), whole)
-    return [tuple(lengths) for lengths in chunks]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from converter.digest import NO_DIGEST, LeafDigest, check_receipt, read_receipt, read_records
+from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
 from converter.errors import UsageError, VerificationError
 from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
@@ -83,7 +83,7 @@ class _Run:
         self.budget = ByteBudget(max_memory)
         self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         self.arrays: dict[str, TargetArray] = {}
-        self.digests: dict[str, LeafDigest] = {}
+        self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.broken: dict[str, str] = {}
         self.lock = threading.Lock()
 
@@ -101,8 +101,7 @@ class _Run:
                 )
                 continue
             self.arrays[key] = array
-            kind = self.records.get(key, {}).get("kind")
-            self.digests[key] = LeafDigest("stored" if kind == "stored" else "content")
+            self.digests[key] = {}
         total = sum(array.elements * array.item_size for array in self.arrays.values())
         self.progress.start(len(self.arrays), total)
         run_units(self._units(), jobs)
@@ -122,13 +121,13 @@ class _Run:
             for key in self.records
             if key not in names
         ]
-        for key, digest in self.digests.items():
+        for key, chunks in self.digests.items():
             record = self.records.get(key)
             if key in self.broken:
                 continue
             if record is None:
                 result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))
-            elif record["kind"] != NO_DIGEST and digest.record() != record:
+            elif record["kind"] != NO_DIGEST and stored_record(chunks) != record:
                 result.append(Finding("digest", names[key], "holds other values than were written"))
         return result + [
             Finding("coverage", names[key], f"{text} is no chunk of this array") for key, text in self._strays()
@@ -162,9 +161,9 @@ class _Run:
         bounds = [(n * c, min((n + 1) * c, s)) for n, c, s in zip(index, array.chunks, array.shape, strict=True)]
         with self.budget.hold(memory):
             try:
-                values = array.read(tuple(slice(low, high) for low, high in bounds))
-                stored = self.digests[key].kind == "stored"
-                self.digests[key].add(index, self._stored(key, array, index) if stored else values)
+                array.read(tuple(slice(low, high) for low, high in bounds))
+                if self.records.get(key, {}).get("kind") != NO_DIGEST:
+                    self.digests[key][index] = chunk_digest(index, self._stored(key, array, index))
             except VerificationError as error:
                 with self.lock:
                     self.broken.setdefault(key, error.message.removeprefix(f"{array.path}: "))

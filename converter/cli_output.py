@@ -1,0 +1,55 @@
+"""What commands print: results on stdout, errors and what is being worked on on stderr."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from converter.progress import Progress
+
+
+def bar(title: str, quiet: bool, verbose: bool) -> "Progress":
+    """The progress of work on many bytes, on stderr."""
+    from converter.progress import Bar, Silent
+
+    return Silent() if quiet else Bar(title, verbose=verbose)
+
+
+def speaker(title: str, quiet: bool) -> Callable[[str], None]:
+    """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
+
+
+def show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable[[Any], None]) -> None:
+    """Prints a result on stdout: its document under --json, its tables otherwise; only the wanted one is made."""
+    if as_json:
+        typer.echo(json.dumps(document(), indent=2, allow_nan=False))
+    else:
+        from converter.report import stdout_console
+
+        render(stdout_console())
+
+
+def report_error(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:
+    """Tells of an error, on stderr or as a JSON document on stdout; returns the exit code."""
+    message, details = _printable(message), [_printable(line) for line in details]
+    if "--json" in arguments:
+        from converter.report import document
+
+        error = {"kind": kind, "exit_code": code, "message": message, "details": details}
+        print(json.dumps(document(error=error), indent=2))
+    else:
+        print(f"ax2mt: {message}", file=sys.stderr)
+        for line in details:
+            print(f"  {line}", file=sys.stderr)
+    return code
+
+
+def _printable(text: str) -> str:
+    """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

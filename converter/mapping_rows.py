@@ -1,0 +1,135 @@
+"""The parts of a mapping table, each read from its section of the file."""
+
+import math
+import re
+
+from converter.axes import Expression, ExpressionError
+from converter.mapping import (
+    LAYER_FIELD,
+    Choice,
+    ConfigRule,
+    DropRow,
+    Fidelity,
+    LayerLayout,
+    PublishedModel,
+    TensorRow,
+    TreeLayout,
+)
+from converter.mapping_toml import Section
+
+MAX_EXPRESSION = 1000
+"""Characters of an axis expression."""
+
+_PATH_PART = re.compile(r"[\w{}\-]+")
+"""Part of a target path. No dots: leaves are stored under their path joined by dots."""
+
+
+def read_tree(section: Section) -> TreeLayout:
+    """[axlearn] or [maxtext]: where parameters and layers live."""
+    prefix = section.take("prefix", str, "the path under which the parameters live", "").strip("/")
+    if section.name == "maxtext" and prefix:
+        _target_path(section, prefix, "prefix")
+    layers: list[LayerLayout] = []
+    for name, value in section.take("layers", dict, "a table of layer layouts", {}).items():
+        if not isinstance(value, dict) or set(value) != {"path", "axis"}:
+            section.fail(f"layers.{name} must be {{ path = ..., axis = ... }}", "layers")
+        path, axis = value["path"], value["axis"]
+        if not isinstance(path, str) or type(axis) is not int or not 0 <= axis <= 8:
+            section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
+        fields = set(re.findall(r"\{(\w*)\}", path))
+        if not fields <= {"block"}:
+            section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
+        if section.name == "maxtext":
+            _target_path(section, path.strip("/"), "layers")
+        layers.append(LayerLayout(name, path.strip("/"), axis))
+    cycle = section.take("cycle", list, "a list of kinds", [])
+    return TreeLayout(prefix, tuple(layers), tuple(map(str, cycle)))
+
+
+def read_choice(section: Section) -> Choice:
+    """[[choice]]: the kinds of layer, each with the parameter that shows it."""
+    name = section.text("name")
+    markers = {key: section.text(key) for key in list(section.values)}
+    if len(markers) < 2:
+        section.fail(f"choice {name!r} needs at least two kinds")
+    return Choice(name, markers)
+
+
+def read_tensor(section: Section) -> TensorRow:
+    """[[tensor]]: a row of the table."""
+    line = section.toml.line_of(section.name, section.index)
+    axlearn, maxtext = section.texts("axlearn"), section.texts("maxtext")
+    text = section.text("axes")
+    optional = {key: section.text(key, required=False) for key in ("group", "note", "when", "option")}
+    for path in maxtext:
+        _target_path(section, path.removeprefix(LAYER_FIELD + "/"), "maxtext")
+    if len(text) > MAX_EXPRESSION:
+        section.fail(f"axes of {maxtext[0]}: longer than {MAX_EXPRESSION} characters", "axes")
+    try:
+        expression = Expression.parse(text)
+    except ExpressionError as error:
+        caret = " " * error.position + "^"
+        section.fail(f"axes of {maxtext[0]}: {error.reason}", "axes", [error.text, caret])
+    for side, paths, tensors in (
+        ("axlearn", axlearn, expression.sources),
+        ("maxtext", maxtext, expression.targets),
+    ):
+        if len(paths) != len(tensors):
+            section.fail(f"{side} names {len(paths)} tensors, its side of axes has {len(tensors)}", "axes", [text])
+    in_layer = {path.startswith(LAYER_FIELD + "/") for path in (*axlearn, *maxtext)}
+    if len(in_layer) > 1 or any("{" in path.removeprefix(LAYER_FIELD) for path in (*axlearn, *maxtext)):
+        section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
+    if optional["when"] and True not in in_layer:
+        section.fail("'when' needs a row of a layer", "when")
+    return TensorRow(axlearn, maxtext, expression, line=line, **optional)
+
+
+def read_drop(section: Section) -> DropRow:
+    """[[drop]]: what is left behind."""
+    return DropRow(section.text("axlearn"), section.text("reason"))
+
+
+def read_fidelity(section: Section) -> Fidelity:
+    """[fidelity]: where the q/k norm scales are."""
+    return Fidelity(section.text("query_scale"), section.text("key_scale"))
+
+
+def read_model(section: Section) -> PublishedModel:
+    """[[model]]: a published size."""
+    sizes = section.take("sizes", dict, "a table of axis sizes")
+    if not all(type(size) is int and size > 0 for size in sizes.values()):
+        section.fail("sizes must be positive numbers", "sizes")
+    kinds = section.take("kinds", list, "a list of kinds", [])
+    return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes)
+
+
+def read_config(section: Section) -> tuple[ConfigRule, ...]:
+    """[config]: the keys of the model configuration."""
+    fields = {"size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str}
+    rules: list[ConfigRule] = []
+    for key in list(section.values):
+        value = section.values.pop(key)
+        if not isinstance(value, dict):
+            if not _is_constant(value):
+                section.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
+            rules.append(ConfigRule(key, constant=value))
+            continue
+        unknown = [field for field in value if field not in fields or not isinstance(value[field], fields[field])]
+        if unknown or len(set(value) & {"size", "has", "unless", "layout"}) != 1:
+            section.fail(f"{key} must be a value or one rule of size, has, unless, layout; found {value!r}", key)
+        rules.append(ConfigRule(key, **value))
+    return tuple(rules)
+
+
+def _target_path(section: Section, path: str, key: str) -> None:
+    """A target's path becomes a name on disk: nothing in it may lead elsewhere."""
+    if not all(_PATH_PART.fullmatch(part) for part in path.split("/")):
+        section.fail(f"{key}: {path[:200]!r} is no path; expected words of letters, digits, _ and - joined by /", key)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(entry, str) for entry in value)
+    if isinstance(value, int | float):
+        return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
+    return isinstance(value, str)
