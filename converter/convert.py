@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from converter import __version__
 from converter.axlearn import is_committed
 from converter.committer import Commit, Committer, StagedLeaf
@@ -113,15 +115,18 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     plan = make_plan(source, request.options)
     config = override_config(plan.config, list(request.settings))
     conversion = describe(source, plan, config)
-    mismatches = pair_mismatches(source)
+    computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
+    mismatches = pair_mismatches(source, computed)
     if request.require_exact:
-        check_exact(mismatches)
+        check_exact(mismatches, plan.options.qk_norm)
     if finish_published(request.destination, conversion):
         destination, written, resumed = resolve_destination(request.destination), Written(), True
     else:
         check_overlap(resolve_destination(request.destination), request.source)
         destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
-        written, resumed = _stage_and_publish(request, source, plan, destination, conversion, progress, committer)
+        written, resumed = _stage_and_publish(
+            request, source, plan, destination, conversion, computed, progress, committer
+        )
     return Result(
         plan=plan,
         destination=destination,
@@ -141,6 +146,7 @@ def _stage_and_publish(
     plan: Plan,
     destination: str,
     conversion: Mapping[str, Any],
+    computed: Mapping[str, np.ndarray],
     progress: Progress,
     committer: Committer,
 ) -> tuple[Written, bool]:
@@ -151,7 +157,6 @@ def _stage_and_publish(
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
         text = config_yaml(conversion["maxtext.yml"], _origin(source))
-        computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
         written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
         _finish(plan, stage, written, text, committer)
         if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
@@ -195,7 +200,7 @@ def expected_bytes(plan: Plan) -> int:
     return int(stored * 1.02)
 
 
-def check_exact(mismatches: Sequence[PairMismatch]) -> None:
+def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -203,9 +208,11 @@ def check_exact(mismatches: Sequence[PairMismatch]) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
+        fit = qk_norm == "plain" and all(entry.separable for entry in found)
+        advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
-            "layers differ inside rotated pairs; drop --require-exact to convert all the same",
+            f"layers differ inside rotated pairs; {advice}",
             [f"layer {entry.layer}: pair mismatch {max(entry.product, entry.query, entry.key):.3g}" for entry in found],
         )
 

@@ -24,10 +24,13 @@ from converter.weights import Weights
 Observer = Callable[[str, np.ndarray], None]
 Sink = Callable[[int, np.ndarray], None]
 
-SCORES = 64 << 20
-"""Bytes of attention scores that exist at a time."""
+SCORES = 32 << 20
+"""Bytes of attention scores that exist at a time, in each of the few arrays that a softmax takes."""
 
-LOGITS = 256 << 20
+FRAGMENTS = 1.25
+"""Memory that was freed comes back in other sizes: what the process takes beyond the largest need, measured."""
+
+LOGITS = 128 << 20
 """Bytes of logits that exist at a time."""
 
 
@@ -82,19 +85,26 @@ def run(
         model.logits(sink)
 
 
-def working_memory(weights: Weights, variants: int, tokens: int) -> int:
+def working_memory(weights: Weights, variants: Sequence[Variant], tokens: int) -> int:
     """Bytes that a run takes beyond the interpreter itself: activations, attention, logits, blocks in flight."""
     layer = weights.layers[0]
     _, heads, size = layer["query"].shape
     kv_heads = layer["key"].shape[1]
-    rows = variants * tokens
-    inner = max(
-        [view.shape[-1] for each in weights.layers for name, view in each.items() if name.endswith("wi_0")], default=0
+    rows = len(variants) * tokens
+    # The residual, its norm, a result and a block's part of it; the rows gathered for experts and theirs.
+    hidden = rows * weights.width * 4 * 8
+    # q, k and v as projected; q and k turned; attended values and a part of them; the compiler's copies of k and v. A
+    # softmax takes four arrays of scores.
+    attention = rows * (4 * heads + 11 * kv_heads) * size * 4 + SCORES * 4
+    # Gate, value, and their product or a block's part. Of a group of experts each may be chosen by all, rows filled up.
+    dense, sparse = (
+        max((each[name].shape[-1] for each in weights.layers if name in each), default=0)
+        for name in ("wi_0", "expert_wi_0")
     )
-    hidden = rows * weights.width * 4 * 4
-    attention = rows * (2 * heads + 2 * kv_heads) * size * 4 * 2
-    ffn = rows * 2 * inner * 4 * 3
-    return hidden + max(attention + SCORES * 3, ffn, LOGITS * 2) + weights.largest_block
+    chosen = 1.25 * max(variant.semantics.top_k for variant in variants)
+    ffn = rows * max(4 * dense, 3 * chosen * sparse) * 4
+    needed = hidden + max(attention, ffn, LOGITS * 3) + weights.largest_block
+    return int(needed * FRAGMENTS)
 
 
 class _Forward:
@@ -166,14 +176,12 @@ class _Forward:
         for index, variant in enumerate(self.variants):
             meaning = variant.semantics
             query, key, value = (array[index] for array in projected)
-            rotated_query, query = self._position(variant, number, "query", query, meaning.query_order)
-            rotated_key, key = self._position(variant, number, "key", key, meaning.key_order)
+            query = self._position(index, number, "query", query, meaning.query_order)
+            key = self._position(index, number, "key", key, meaning.key_order)
             if index == 0:
-                self.observe(f"layer{number}/q_post_rope", _stored_order(rotated_query, meaning.query_order))
-                self.observe(f"layer{number}/k_post_rope", _stored_order(rotated_key, meaning.key_order))
                 self.observe(f"layer{number}/v", value)
             for start, stop in self.tokens.sequences:
-                result[index, start:stop] = _attend(query[start:stop], key[start:stop], value[start:stop])
+                _attend(query[start:stop], key[start:stop], value[start:stop], result[index, start:stop])
         return self._apply(result, self.weights.layers[number]["out"], inputs=2)
 
     def _project(self, number: int, name: str, x: np.ndarray) -> np.ndarray:
@@ -185,19 +193,18 @@ class _Forward:
                 result[index] = self._apply(x[index], view)
         return result
 
-    def _position(
-        self, variant: Variant, number: int, side: str, x: np.ndarray, order: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """RoPE and the q/k norm in this variant's sequence: the state behind RoPE and behind both, pairs as halves."""
+    def _position(self, index: int, number: int, side: str, x: np.ndarray, order: str) -> np.ndarray:
+        """RoPE and the q/k norm in a variant's sequence; the result has rotated pairs as halves."""
+        variant = self.variants[index]
         meaning = variant.semantics
         scale = _halves(variant.view(self.weights, number, f"{side}_scale").read(), meaning.scale_order)
         x = _halves(x, order)
         if not meaning.norm_after_rope:
             x = np.asarray(_rms_norm(x, scale, meaning.epsilon))
-        x = rotated = np.asarray(_rope(x, self.tokens.positions, meaning.theta))
-        if meaning.norm_after_rope:
-            x = np.asarray(_rms_norm(x, scale, meaning.epsilon))
-        return rotated, x
+        x = np.asarray(_rope(x, self.tokens.positions, meaning.theta))
+        if index == 0:
+            self.observe(f"layer{number}/{side[0]}_post_rope", _stored_order(x, order))
+        return np.asarray(_rms_norm(x, scale, meaning.epsilon)) if meaning.norm_after_rope else x
 
     def _dense(self, number: int, x: np.ndarray) -> np.ndarray:
         tensors = self.weights.layers[number]
@@ -216,7 +223,8 @@ class _Forward:
                 continue
             inputs = {expert: _padded(flat[at]) for expert, (at, _) in rows.items()}
             gate, value = (_apply_experts(inputs, tensors[name]) for name in names[:2])
-            outputs = _apply_experts({e: np.asarray(_gate(gate[e], value[e])) for e in rows}, tensors[names[2]])
+            gated = {expert: np.asarray(_gate(gate.pop(expert), value.pop(expert))) for expert in rows}
+            outputs = _apply_experts(gated, tensors[names[2]])
             for expert, (at, slot) in rows.items():
                 result[at] += outputs[expert][: len(at)] * shares[at, slot, None]
         return result.reshape(x.shape)
@@ -264,20 +272,19 @@ def _apply_experts(inputs: Mapping[int, np.ndarray], view: View) -> dict[int, np
 
 
 def _padded(rows: np.ndarray) -> np.ndarray:
-    """Rows filled up with zeros to a power of two: each size is compiled once, so there should be few."""
-    length = max(8, 1 << (len(rows) - 1).bit_length())
+    """Rows filled up with zeros, by a quarter at most: each size is compiled once, so there should be few."""
+    step = max(8, 1 << max(0, len(rows).bit_length() - 3))
+    length = -(-len(rows) // step) * step
     return np.concatenate([rows, np.zeros((length - len(rows), rows.shape[1]), np.float32)])
 
 
-def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, result: np.ndarray) -> None:
     """Causal attention of one sequence, some queries at a time: [S,N,H] and [S,K,H] to [S,N,H]."""
     length, heads, _ = query.shape
     step = min(length, max(1, SCORES // (4 * heads * length)))
-    result = np.empty(query.shape, np.float32)
     for start in range(0, length, step):
         first = min(start, length - step)
         result[first : first + step] = _attend_some(query[first : first + step], key, value, first)
-    return result
 
 
 def _halves(x: np.ndarray, order: str) -> np.ndarray:

@@ -2,23 +2,29 @@
 
 AXLearn applies the q/k RMSNorm scales after RoPE, MaxText before it. In each rotated pair the attention score then
 depends on the scales in the same way exactly if they are equal inside the pair, for q and for k. Where only their
-product is equal inside the pairs, another split of the product would be exact, the copied one is not; where the product
-differs, no choice of scales is exact in stock MaxText (docs/exactness.md).
+product is equal inside the pairs, another split of the product is exact (`qk_norm` writes it), the copied one is not;
+where the product differs, no choice of scales is exact in stock MaxText (docs/exactness.md). So what is judged is the
+scales that the converted checkpoint has.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from converter.axis_map import AxisMap
 from converter.block_reader import BlockReader
 from converter.errors import MappingError
 from converter.mapping import LAYER_AXIS, LAYER_FIELD
-from converter.matching import Match
+from converter.matching import Match, MatchedRow
 from converter.source import Source
 from converter.zarr2 import ArraySpec
 
 MAX_SCALE_BYTES = 64 << 20
 """q/k norm scales have some hundred numbers a layer."""
+
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Relative difference of products that float32 scales may have although they were made equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +38,27 @@ class PairMismatch:
       product: of the product of the query's and the key's scale.
       query: of the query's scale alone.
       key: of the key's scale alone.
+      exact: whether stock MaxText computes the same scores from the scales that the converted checkpoint has.
     """
 
     layer: int
     product: float
     query: float
     key: float
+    exact: bool
 
     @property
-    def exact(self) -> bool:
-        """Whether stock MaxText computes the same scores from the copied scales."""
-        return self.query == 0 and self.key == 0
+    def separable(self) -> bool:
+        """Whether there are scales with which stock MaxText is exact: those that `--qk-norm fit` finds."""
+        return self.product <= ROUNDING
 
 
-def pair_mismatches(source: Source) -> tuple[PairMismatch, ...]:
+def pair_mismatches(source: Source, computed: Mapping[str, np.ndarray]) -> tuple[PairMismatch, ...]:
     """Measures every layer; empty where the table names no q/k norms.
+
+    Args:
+      source: an AXLearn checkpoint.
+      computed: MaxText's leaf path to its value, for the scales that are not copied (see `qk_norm`).
 
     Raises:
       SourceError: the scales cannot be read.
@@ -58,23 +70,45 @@ def pair_mismatches(source: Source) -> tuple[PairMismatch, ...]:
     places = list(dict.fromkeys(row.source_place for row in match.rows if row.source_place))
     result: list[PairMismatch] = []
     for block, place in enumerate(places):
-        query, key = (
-            _scales(source, match, path.replace(LAYER_FIELD, place)) for path in (rule.query_scale, rule.key_scale)
-        )
+        paths = [path.replace(LAYER_FIELD, place) for path in (rule.query_scale, rule.key_scale)]
+        rows = [_row(source, match, path) for path in paths]
+        query, key = (_read(source, row, path) for row, path in zip(rows, paths, strict=True))
         if query.shape != key.shape or query.shape[1] % 2:
             raise MappingError(
                 f"mapping '{match.table.name}': [fidelity] needs q and k scales of one even length, found "
                 f"{list(query.shape)} and {list(key.shape)} at {place}"
             )
+        written = [_computed(match, row, computed) for row in rows]
+        own_query, own_key = (
+            copied if other is None else other for copied, other in zip((query, key), written, strict=True)
+        )
         for repeat in range(query.shape[0]):
-            result.append(scale_mismatches(repeat * match.blocks + block, query[repeat], key[repeat]))
+            layer = repeat * match.blocks + block
+            result.append(scale_mismatches(layer, query[repeat], key[repeat], own_query[repeat], own_key[repeat]))
     return tuple(sorted(result, key=lambda entry: entry.layer))
 
 
-def scale_mismatches(layer: int, query: np.ndarray, key: np.ndarray) -> PairMismatch:
-    """Measures one layer's scales [H], rotated pairs side by side."""
-    query, key = query.astype(np.float64), key.astype(np.float64)
-    return PairMismatch(layer, _mismatch(query * key), _mismatch(query), _mismatch(key))
+def scale_mismatches(
+    layer: int, query: np.ndarray, key: np.ndarray, written_query: np.ndarray, written_key: np.ndarray
+) -> PairMismatch:
+    """Measures one layer.
+
+    Args:
+      layer: number of the layer in the model.
+      query: AXLearn's scale [H] of the query, rotated pairs side by side.
+      key: of the key.
+      written_query: the converted checkpoint's scale of the query, in the same order.
+      written_key: of the key.
+    """
+    query, key, written_query, written_key = (
+        values.astype(np.float64) for values in (query, key, written_query, written_key)
+    )
+    product = query * key
+    equal = (_mismatch(written_query), _mismatch(written_key)) == (0, 0)
+    written = written_query * written_key
+    with np.errstate(invalid="ignore"):
+        kept = bool(np.all((written == product) | (np.abs(written - product) <= ROUNDING * np.abs(product))))
+    return PairMismatch(layer, _mismatch(product), _mismatch(query), _mismatch(key), equal and kept)
 
 
 def _mismatch(values: np.ndarray) -> float:
@@ -85,16 +119,33 @@ def _mismatch(values: np.ndarray) -> float:
     return float(np.max(np.where(np.isnan(ratio), np.inf, ratio)))
 
 
-def _scales(source: Source, match: Match, path: str) -> np.ndarray:
-    """A q/k norm scale as float64 [layers, head dim]."""
+def _row(source: Source, match: Match, path: str) -> MatchedRow:
+    """The row that reads a q/k norm scale."""
     row = next((row for row in match.rows if path in row.sources), None)
     if row is None or source.arrays[path].bytes > MAX_SCALE_BYTES:
         why = "which no row reads" if row is None else "which is too large for a q/k norm scale"
         raise MappingError(f"mapping '{match.table.name}': [fidelity] names {path}, {why}")
-    names = [str(dim) for dim in row.expression.sources[row.sources.index(path)]]
-    values = read_whole(source.arrays[path]).astype(np.float64)
-    values = np.moveaxis(values, names.index(LAYER_AXIS), 0) if LAYER_AXIS in names else values[None]
-    return values.reshape(values.shape[0], -1)
+    return row
+
+
+def _read(source: Source, row: MatchedRow, path: str) -> np.ndarray:
+    return _layers_first(read_whole(source.arrays[path]), row, row.sources.index(path))
+
+
+def _computed(match: Match, row: MatchedRow, computed: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """What the row's leaf gets instead of its source, in the source's order; None where it is copied."""
+    if row.targets[0] not in computed:
+        return None
+    axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
+    return _layers_first(axis_map.inverse().forward([computed[row.targets[0]]])[0], row, 0)
+
+
+def _layers_first(values: np.ndarray, row: MatchedRow, index: int) -> np.ndarray:
+    """A row's source tensor of this number as float64 [layers, head dim]."""
+    names = [str(dim) for dim in row.expression.sources[index]]
+    wide = values.astype(np.float64)
+    wide = np.moveaxis(wide, names.index(LAYER_AXIS), 0) if LAYER_AXIS in names else wide[None]
+    return wide.reshape(wide.shape[0], -1)
 
 
 def read_whole(array: ArraySpec) -> np.ndarray:

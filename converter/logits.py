@@ -129,24 +129,23 @@ def choose_tokens(file: str | None, vocabulary: int) -> Tokens:
     return built_in(vocabulary) if file is None else read_tokens(file, vocabulary)
 
 
-def check_memory(weights: Weights, variants: int, tokens: Tokens, budget: int, kept: int = 0) -> None:
+def check_memory(model: Model, tokens: Tokens, budget: int, kept: int = 0) -> None:
     """Refuses a run that would not fit the budget.
 
     Args:
-      weights: the checkpoint.
-      variants: models that run side by side.
-      tokens: what they are given.
+      model: the checkpoint and its arithmetic.
+      tokens: what it is given.
       budget: bytes that the process may take.
       kept: bytes that the caller holds besides.
 
     Raises:
       UsageError: with the bytes needed.
     """
-    needed = working_memory(weights, variants, len(tokens.ids)) + kept + INTERPRETER
+    needed = working_memory(model.weights, [Variant(model.semantics)], len(tokens.ids)) + kept + INTERPRETER
     if needed > budget:
         raise UsageError(
-            f"--max-memory {format_size(budget)} is too small: {len(tokens.ids)} tokens through {weights.path} take "
-            f"{format_size(needed)}; give more, or fewer tokens with --tokens"
+            f"--max-memory {format_size(budget)} is too small: {len(tokens.ids)} tokens through {model.weights.path} "
+            f"take {format_size(needed)}; give more, or fewer tokens with --tokens"
         )
 
 
@@ -166,13 +165,13 @@ def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say)
       SourceError: a tensor cannot be read.
     """
     started = time.monotonic()
-    check_memory(model.weights, 1, tokens, budget)
+    check_memory(model, tokens, budget)
     moments = np.zeros(2)
 
     def collect(write: Callable[[np.ndarray], None]) -> None:
         def sink(_: int, values: np.ndarray) -> None:
-            wide = values[0].astype(np.float64)
-            moments[:] += wide.sum(), np.square(wide).sum()
+            for row in values[0]:
+                moments[:] += row.sum(dtype=np.float64), np.square(row, dtype=np.float64).sum()
             write(values[0])
 
         run(model.weights, [Variant(model.semantics)], tokens, sink, progress=say)

@@ -168,7 +168,7 @@ def compare(
     started = time.monotonic()
     kept = len(tokens.ids) * source.weights.vocabulary * 4
     for model in (source, destination):
-        check_memory(model.weights, 1, tokens, budget, kept)
+        check_memory(model, tokens, budget, kept)
     reference = np.empty((len(tokens.ids), source.weights.vocabulary), np.float32)
 
     def keep(start: int, values: np.ndarray) -> None:
@@ -195,18 +195,25 @@ def compare(
         switched=switched,
         findings=head_findings(source.weights, destination.weights),
         limits=exceeded(total, limits),
-        mismatches=weight_mismatches(source.weights),
+        mismatches=weight_mismatches(source.weights, destination.weights),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def weight_mismatches(weights: Weights) -> tuple[PairMismatch, ...]:
-    """The q/k norm pairs of AXLearn weights, layer by layer."""
-    return tuple(
-        scale_mismatches(number, layer["query_scale"].read(), layer["key_scale"].read())
-        for number, layer in enumerate(weights.layers)
-    )
+def weight_mismatches(source: Weights, destination: Weights) -> tuple[PairMismatch, ...]:
+    """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them."""
+    result: list[PairMismatch] = []
+    for number, (own, other) in enumerate(zip(source.layers, destination.layers, strict=True)):
+        names = "query_scale", "key_scale"
+        written = (_pairs_side_by_side(other[name].read()) for name in names)
+        result.append(scale_mismatches(number, *(own[name].read() for name in names), *written))
+    return tuple(result)
+
+
+def _pairs_side_by_side(scale: np.ndarray) -> np.ndarray:
+    """A scale [H] in AXLearn's order, from MaxText's."""
+    return scale.reshape(2, -1).T.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ class _Search:
 
     def distances(self, variants: Sequence[Variant]) -> list[Distance]:
         result: list[Distance] = []
-        most = self._together(len(variants))
+        most = self._together(variants)
         for first in range(0, len(variants), most):
             result += self._run(variants[first : first + most])
         return result
@@ -237,13 +244,11 @@ class _Search:
         run(self.weights, variants, self.tokens, measure, progress=lambda text: self.say(f"{kind}: {text}"))
         return result
 
-    def _together(self, wanted: int) -> int:
+    def _together(self, wanted: Sequence[Variant]) -> int:
         """How many variants fit the budget side by side; at least one."""
         tokens = len(self.tokens.ids)
-        fitting = (
-            n for n in range(wanted, 1, -1) if working_memory(self.weights, n, tokens) + INTERPRETER <= self.budget
-        )
-        return next(fitting, 1)
+        needed = ((n, working_memory(self.weights, wanted[:n], tokens)) for n in range(len(wanted), 1, -1))
+        return next((n for n, memory in needed if memory + INTERPRETER <= self.budget), 1)
 
 
 def _explain(

@@ -55,7 +55,7 @@ def print_comparison(result: LogitsComparison, console: Console) -> None:
     console.print()
     if result.switched:
         _print_causes(result, console)
-    if any(not entry.exact for entry in result.mismatches):
+    if not result.destination.semantics.norm_after_rope and any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)
         console.print()
     for line in verdict_lines(result):

@@ -15,7 +15,7 @@ have; pairs that stock MaxText can compute exactly are given exact scales instea
 import numpy as np
 
 from converter.axis_map import AxisMap
-from converter.fidelity import read_whole
+from converter.fidelity import ROUNDING, read_whole
 from converter.mapping import LAYER_AXIS
 from converter.semantics import AXLEARN
 from converter.source import Source
@@ -25,9 +25,6 @@ POSITIONS = 1024
 
 LARGEST = 1 - 1e-6
 """Bound of w*r and u*r: beyond 1 a scale would have to be infinite."""
-
-ROUNDING = 4 * float(np.finfo(np.float32).eps)
-"""Relative difference of products that float32 scales may have although they were made equal."""
 
 
 def fitted_scales(source: Source, *, positions: int = POSITIONS, theta: float = AXLEARN.theta) -> dict[str, np.ndarray]:
@@ -93,7 +90,7 @@ def fit(query: np.ndarray, key: np.ndarray, *, positions: int, theta: float) -> 
     fitted_query = size[:, None] * np.exp(np.stack([for_query, -for_query], axis=1))
     fitted_key = (sign * size)[:, None] * np.exp(np.stack([for_key, -for_key], axis=1))
     same_product = np.abs(half) <= ROUNDING * np.abs(mean)
-    fitted_query[same_product] = product[same_product]
+    fitted_query[same_product] = mean[same_product, None]
     fitted_key[same_product] = 1.0
     plain = (q[:, 0] == q[:, 1]) & (k[:, 0] == k[:, 1])
     fitted_query[plain], fitted_key[plain] = q[plain], k[plain]

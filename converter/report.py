@@ -21,6 +21,9 @@ SCHEMA_VERSION = 1
 BAR = 24
 """Characters of the longest bar."""
 
+OPPOSITE = 1.0
+"""From here on the scales of a pair have opposite signs; a longer bar would only hide the other layers."""
+
 WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
 
@@ -132,12 +135,20 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
     figures = ("layer", "query*key", "query", "key")
     table = plain_table(*figures, "largest |a-b|/|a+b| of query*key in a pair", right=figures)
-    largest = max((min(entry.product, 1e300) for entry in mismatches), default=0.0)
+    largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
     for entry in mismatches:
         length = round(BAR * min(entry.product, largest) / largest) if largest else 0
         values = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
         table.add_row(str(entry.layer), *values, Text("█" * length))
     console.print(table)
+
+
+def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
+    if qk_norm == "fit":
+        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if all(entry.separable for entry in unequal):
+        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
+    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
 def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm: str) -> list[str]:
@@ -149,10 +160,11 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
+        lines.append(_scale_advice(unequal, qk_norm))
+    elif qk_norm == "fit" and any(entry.query or entry.key for entry in mismatches):
         lines.append(
-            "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
-            if qk_norm == "fit"
-            else "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
+            f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
+            "rotated pair, and the scales written have them: attention is exact."
         )
     elif mismatches:
         lines.append(

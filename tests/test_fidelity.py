@@ -22,7 +22,8 @@ KEY = "{}/layer{}/self_attention/attention/scale_key/norm/scale"
 
 
 def measured(query: list[float], key: list[float]) -> tuple[float, float, float]:
-    found = scale_mismatches(7, np.array(query, np.float32), np.array(key, np.float32))
+    copied = np.array(query, np.float32), np.array(key, np.float32)
+    found = scale_mismatches(7, *copied, *copied)
     assert found.layer == 7
     assert found.exact is (found.query == 0 and found.key == 0)
     return found.product, found.query, found.key
@@ -56,8 +57,8 @@ def test_pairs_are_neighbours_not_halves() -> None:
 
 def test_products_are_not_rounded_to_the_scales_dtype() -> None:
     # 1.0078125 squared needs 15 bits; in bfloat16 it would be equal to 1.015625.
-    query = np.array([1.0078125, 1.015625], ml_dtypes.bfloat16)
-    found = scale_mismatches(0, query, np.array([1.0078125, 1.0], ml_dtypes.bfloat16))
+    query, key = (np.array([1.0078125, other], ml_dtypes.bfloat16) for other in (1.015625, 1.0))
+    found = scale_mismatches(0, query, key, query, key)
     assert found.product == (1.0078125**2 - 1.015625) / (1.0078125**2 + 1.015625) > 0
 
 
@@ -83,11 +84,11 @@ def test_every_layer_gets_its_own_figure(tmp_path: Path) -> None:
     tensors[QUERY.format(STACK, 1)][0, 5] = 3
     tensors[KEY.format(STACK, 0)][1, 2] = 7
     source = open_source(str(write_checkpoint(tmp_path / "step_00000100", tensors)))
-    assert pair_mismatches(source) == (
-        PairMismatch(0, 0, 0, 0),
-        PairMismatch(1, 0.5, 0.5, 0),
-        PairMismatch(2, 0.75, 0, 0.75),
-        PairMismatch(3, 0, 0, 0),
+    assert pair_mismatches(source, {}) == (
+        PairMismatch(0, 0, 0, 0, True),
+        PairMismatch(1, 0.5, 0.5, 0, False),
+        PairMismatch(2, 0.75, 0, 0.75, False),
+        PairMismatch(3, 0, 0, 0, True),
     )
 
 
@@ -99,7 +100,7 @@ def step(tmp_path: Path) -> str:
 def with_table(step: str, tmp_path: Path, text: str) -> tuple[PairMismatch, ...]:
     assert text != ENVY
     (tmp_path / "table.toml").write_text(text)
-    return pair_mismatches(open_source(step, mapping=str(tmp_path / "table.toml")))
+    return pair_mismatches(open_source(step, mapping=str(tmp_path / "table.toml")), {})
 
 
 def test_a_table_without_norms_says_nothing(step: str, tmp_path: Path) -> None:

@@ -28,6 +28,15 @@ def test_npz_holds_the_golden_logits(tmp_path):
     assert os.listdir(tmp_path) == ["x.npz"]
 
 
+def test_jsonl_holds_the_same_float32_as_npz(tmp_path):
+    for name in ("x.npz", "x.jsonl"):
+        assert cli(["logits", SOURCE, "--tokens", f"{SOURCE}/logits.npz", "--out", str(tmp_path / name)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    found = np.load(tmp_path / "x.npz")
+    np.testing.assert_array_equal([line["tokens"] for line in lines], found["input_ids"])
+    np.testing.assert_array_equal(np.array([line["logits"] for line in lines], np.float32), found["logits"])
+
+
 def test_jsonl_is_what_the_logit_checker_takes(tmp_path):
     tokens, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     tokens.write_text('[1, 2, 3]\n\n{"tokens": [5]}\n')
@@ -35,6 +44,7 @@ def test_jsonl_is_what_the_logit_checker_takes(tmp_path):
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [[1, 2, 3], [5]]
     for line in lines:
+        assert set(line) == {"prompt", "tokens", "logits"}
         assert isinstance(line["prompt"], str)
         assert np.asarray(line["logits"], np.float32).shape == (len(line["tokens"]), 64)
 

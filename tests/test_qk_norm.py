@@ -12,6 +12,8 @@ from converter.plan import Options
 from converter.progress import Silent
 from converter.qk_norm import _projections, fit
 from converter.tokens import built_in, read_tokens
+from tests.conftest import Cli
+from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, numpy_dtype, write_checkpoint
 
 DATA = Path(__file__).parent / "data" / "axlearn"
 
@@ -53,6 +55,61 @@ def test_equal_products_are_split_exactly():
     fitted = fit(query, key, positions=64, theta=5e5)
     np.testing.assert_array_equal(fitted[0], [12, 12, 1.5, 1.5])
     np.testing.assert_array_equal(fitted[1], [1, 1, key[2], key[3]])
+
+
+def equal_products(path: Path, dtype: str = "float32") -> Path:
+    """A checkpoint whose q/k norm scales differ inside the pairs, their products only by rounding."""
+    random = np.random.default_rng(7)
+    tensors = envy_tensors(dtype=dtype)
+    for layer in ("layer0", "layer1"):
+        attention = f"{STACK}/{layer}/self_attention/attention"
+        query = random.uniform(0.5, 2, tensors[f"{attention}/scale_query/norm/scale"].shape)
+        product = np.repeat(random.uniform(0.5, 2, (*query.shape[:-1], query.shape[-1] // 2)), 2, axis=-1)
+        kind = numpy_dtype(dtype)
+        tensors[f"{attention}/scale_query/norm/scale"] = query.astype(kind)
+        tensors[f"{attention}/scale_key/norm/scale"] = (product / query.astype(kind)).astype(kind)
+    return write_checkpoint(path / "step_00000100", tensors)
+
+
+def test_what_is_written_decides_whether_it_is_exact(cli: Cli, tmp_path: Path):
+    source = equal_products(tmp_path)
+    plain = cli("convert", source, tmp_path / "plain", "--untie", "--require-exact")
+    assert plain.code == 7
+    assert "of 4 of 4 layers differ inside rotated pairs; --qk-norm fit makes it exact" in plain.err
+    assert not (tmp_path / "plain").exists()
+    fitted = cli("convert", source, tmp_path / "fit", "--untie", "--require-exact", "--qk-norm", "fit", "--json")
+    assert fitted.code == 0, fitted.err
+    fidelity = fitted.document["fidelity"]
+    assert (fidelity["exact_attention"], fidelity["exact_logits"]) == (True, True)
+    assert all(pair["query"] > 1e-3 and 0 <= pair["product"] < 1e-6 for pair in fidelity["qk_norm_pairs"])
+    compared = cli("verify", source, tmp_path / "fit", "--logits", "-q")
+    assert compared.code == 0, compared.out
+    assert "EQUAL: the same function" in compared.out
+    assert "query*key" not in compared.out
+
+
+def test_copied_scales_with_equal_products_are_not_exact(cli: Cli, tmp_path: Path):
+    source = equal_products(tmp_path)
+    done = cli("convert", source, tmp_path / "out", "--untie", "-q")
+    assert done.code == 0, done.err
+    assert "4 of 4 layers differ inside rotated pairs (the table above)" in done.out
+    assert "--qk-norm fit makes stock MaxText exact" in done.out
+    compared = cli("verify", source, tmp_path / "out", "--logits", "--json", "-q")
+    assert compared.code == 6
+    assert [cause["name"] for cause in compared.document["causes"]] == ["q/k norm before RoPE"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("micro-hybrid", 7), ("envy-test-bf16", 7), ("micro-hybrid-qkpair", 0)])
+def test_a_fit_that_only_comes_closer_is_not_exact(name: str, code: int, cli: Cli, tmp_path: Path):
+    done = cli("convert", DATA / name, tmp_path / "out", "--require-exact", "--qk-norm", "fit")
+    assert done.code == code, done.err
+    assert ("drop --require-exact" in done.err) == (code == 7)
+
+
+def test_a_product_that_the_dtype_cannot_hold_is_not_exact(tmp_path: Path):
+    source = equal_products(tmp_path, "bfloat16")
+    result = convert(Request(str(source), str(tmp_path / "out"), Options(qk_norm="fit")), Silent())
+    assert not any(entry.exact for entry in result.mismatches)
 
 
 def test_signs_and_zeros_stay_finite():
