@@ -1,8 +1,8 @@
 """Times a sharded restore of our output against one of what Orbax writes itself: `python -m benchmarks.restore`.
 
 Each restore is a process of its own with four host devices, sharded as MaxText does with fsdp: along the embedding
-axis. Orbax's copy is saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3) from the arrays as they are
-sharded in the restore, so that its chunks are the shards: the best case for Orbax.
+axis. Orbax's copy is saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3) from the arrays as they
+are sharded in the restore, so that its chunks are the shards: the best case for Orbax.
 """
 
 import argparse
