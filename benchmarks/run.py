@@ -114,15 +114,15 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 def markdown(document: dict[str, Any]) -> str:
     """The section for BENCHMARKS.md."""
     lines = [
-        f"{document['source_bytes'] / 2**30:.2f} GiB on disk, {document['rounds']} interleaved rounds, "
-        f"{'cold' if document['cold'] else 'warm'} page cache, medians, `sync` included.",
+        f"{document['rounds']} interleaved rounds, {'cold' if document['cold'] else 'warm'} page cache, medians, "
+        "`sync` included.",
         "",
         describe_line(document["machine"]),
-        "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|" + " --- |" * len(HEADINGS),
     ]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in document["rows"]]
+    for part in document["sources"]:
+        lines += ["", f"{part['bytes'] / 2**30:.2f} GiB on disk:", ""]
+        lines += ["| " + " | ".join(HEADINGS) + " |", "|" + " --- |" * len(HEADINGS)]
+        lines += ["| " + " | ".join(cells(row)) + " |" for row in part["rows"]]
     return "\n".join(lines) + "\n"
 
 
@@ -140,28 +140,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = parse_size(options.size)
     CACHE.mkdir(parents=True, exist_ok=True)
 
-    def rows_of(total: int) -> tuple[Path, list[dict[str, Any]]]:
+    def measured(total: int) -> dict[str, Any]:
         source = random_source(CACHE / f"random-{total}", total)
         names = ["cp", *(name for name in options.routes if name != "naive" or total <= NAIVE_LIMIT)]
-        return source, summarise(run_rounds(source, names, options.rounds, cold=options.cold))
+        rows = summarise(run_rounds(source, names, options.rounds, cold=options.cold))
+        return {"bytes": sum(path.stat().st_size for path in source.rglob("*") if path.is_file()), "rows": rows}
 
-    source, rows = rows_of(size)
+    sources = [measured(size)]
     if options.growth:
-        add_growth(rows, rows_of(4 * size)[1])
-    document = {
-        "machine": describe(CACHE),
-        "source_bytes": sum(path.stat().st_size for path in source.rglob("*") if path.is_file()),
-        "rounds": options.rounds,
-        "cold": options.cold,
-        "rows": rows,
-    }
+        sources.append(measured(4 * size))
+        add_growth(sources[0]["rows"], sources[1]["rows"])
+    document = {"machine": describe(CACHE), "rounds": options.rounds, "cold": options.cold, "sources": sources}
     Path(options.output).write_text(json.dumps(document, indent=2) + "\n")
     if options.markdown:
         Path(options.markdown).write_text(markdown(document))
-    table = Table(*HEADINGS, title=f"{options.size}, {options.rounds} rounds")
-    for row in rows:
-        table.add_row(*cells(row))
-    Console().print(table)
+    for part in sources:
+        table = Table(*HEADINGS, title=f"{part['bytes'] / 2**30:.2f} GiB, {options.rounds} rounds")
+        for row in part["rows"]:
+            table.add_row(*cells(row))
+        Console().print(table)
 
 
 def _ratio(value: float | None) -> str:
