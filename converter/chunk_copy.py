@@ -114,16 +114,14 @@ class _ChunkReader:
 
         Only system calls touch the mapping: what they cannot read, of a file cut short meanwhile, is an error for them.
         """
-        with mmap.mmap(self.descriptor, count, prot=mmap.PROT_READ, offset=start) as mapping:
-            pages = memoryview(mapping)
-            try:
-                writer.write_pages(pages)
-            except OSError as error:
-                if error.errno == errno.EFAULT:
-                    raise SourceError(f"{self.where}: became shorter while it was read") from None
-                raise
-            finally:
-                pages.release()
+        mapping = mmap.mmap(self.descriptor, count, prot=mmap.PROT_READ, offset=start)
+        try:
+            writer.write_pages(memoryview(mapping))
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                raise SourceError(f"{self.where}: became shorter while it was read") from None
+            raise
+        # Unmapped when the last view of it is gone; after an error its traceback still holds one.
 
 
 def _open(array: ArraySpec, index: tuple[int, ...], where: str) -> int:

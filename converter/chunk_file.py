@@ -69,15 +69,21 @@ class ChunkFile:
         self.write(pages)
 
     def commit(self) -> None:
-        os.close(self.descriptor)
+        self._close()
         os.replace(self.path + PART, self.path)
 
     def abort(self) -> None:
         try:
-            os.close(self.descriptor)
+            self._close()
             os.unlink(self.path + PART)
         except OSError:
             pass
+
+    def _close(self) -> None:
+        """Closes the file once: its number may be another file's afterwards."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class DirectFile(ChunkFile):
@@ -113,12 +119,7 @@ class DirectFile(ChunkFile):
         whole = len(rest) // PAGE * PAGE
         self._put(rest[:whole])
         super().write(rest[whole:])
-        self._close()
         super().commit()
-
-    def abort(self) -> None:
-        self._close()
-        super().abort()
 
     def _wait(self) -> None:
         """Waits for the piece that is being written."""
@@ -127,10 +128,10 @@ class DirectFile(ChunkFile):
             written.result()
 
     def _close(self) -> None:
-        """Lets the thread end; it must not write to a descriptor that is closed, or is another file's by then."""
         if self._writer is not None:
             self._writer.shutdown()
         self._memory.close()
+        super()._close()
 
     def _put(self, pages: memoryview) -> None:
         """Writes whole pages directly; what the device does not take so goes the usual way."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -121,3 +122,27 @@ def maxtext_python() -> str:
     if environments.in_ci():
         pytest.fail(f"no .venv-maxtext: {environments.NO_PYTHON}")
     pytest.skip(f"no .venv-maxtext: {environments.NO_PYTHON}")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
+    """Mounts a new file system of a kind; needs root and its mkfs."""
+    mounts: list[Path] = []
+
+    def mount(kind: str, size: int) -> Path:
+        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
+        if os.geteuid() or program is None:
+            pytest.skip(f"needs root and mkfs.{kind}")
+        image, place = tmp_path / f"image-{kind}", tmp_path / kind
+        place.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size)
+        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
+        if subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=False, capture_output=True).returncode:
+            pytest.skip("this machine mounts no images")
+        mounts.append(place)
+        return place
+
+    yield mount
+    for place in mounts:
+        subprocess.run(["umount", "-l", str(place)], check=True)

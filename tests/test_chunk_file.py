@@ -3,9 +3,7 @@
 import mmap
 import os
 import random
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +13,6 @@ from converter.chunk_file import PAGE, PART, WRITE_SIZE, ChunkFile, DirectFile, 
 
 SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, WRITE_SIZE - 1, WRITE_SIZE, WRITE_SIZE + 1, 3 * WRITE_SIZE + 5 * PAGE + 7]
 BYTES = random.Random(3).randbytes(max(SIZES))
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
-    """Mounts a new file system of a kind; needs root and its mkfs."""
-    mounts: list[Path] = []
-
-    def mount(kind: str, size: int) -> Path:
-        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-        if os.geteuid() or program is None:
-            pytest.skip(f"needs root and mkfs.{kind}")
-        image, place = tmp_path / f"image-{kind}", tmp_path / kind
-        place.mkdir()
-        with image.open("wb") as file:
-            file.truncate(size)
-        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
-        if subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=False, capture_output=True).returncode:
-            pytest.skip("this machine mounts no images")
-        mounts.append(place)
-        return place
-
-    yield mount
-    for place in mounts:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.mark.parametrize("size", SIZES)
