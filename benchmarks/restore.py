@@ -1,8 +1,9 @@
 """Times a sharded restore of our output against one of what Orbax writes itself: `python -m benchmarks.restore`.
 
 Each restore is a process of its own with four host devices, sharded as MaxText does with fsdp: along the embedding
-axis. Orbax's copy is saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3) from the arrays as they
-are sharded in the restore, so that its chunks are the shards: the best case for Orbax.
+axis. Orbax's copies are saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3): once from the arrays as
+they are sharded in the restore, so that its chunks are the shards, the best case; and once from whole arrays, as a script
+has them that loads a checkpoint and saves it.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.measure import warm
@@ -31,11 +34,18 @@ STORES = {
     "rewrite": ["--rewrite"],
     "rewrite, ocdbt": ["--rewrite", "--store", "ocdbt"],
 }
-REFERENCE = "Orbax"
+REFERENCE = "Orbax, shards"
+WHOLE = "Orbax, whole arrays"
 
 
-def restore(items: Path, save_to: Path | None) -> float:
-    """Restores an item sharded over all devices; returns the seconds, and saves the arrays again where asked."""
+def restore(items: Path, save_to: Path | None, *, whole: bool = False) -> float:
+    """Restores an item sharded over all devices; returns the seconds.
+
+    Args:
+      items: the item.
+      save_to: where the arrays are saved again, if at all.
+      whole: restore and save whole arrays instead.
+    """
     import jax
     import orbax.checkpoint as ocp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -44,12 +54,14 @@ def restore(items: Path, save_to: Path | None) -> float:
     checkpointer = ocp.PyTreeCheckpointer()
     metadata: Any = checkpointer.metadata(items)
 
-    def sharded(leaf: Any) -> ocp.ArrayRestoreArgs:
+    def wanted(leaf: Any) -> ocp.RestoreArgs:
         # MaxText's logical axis rules send `embed` to fsdp; what has no such axis is replicated.
         spec = PartitionSpec(*("fsdp" if size == SIZES.embed else None for size in leaf.shape))
+        if whole:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=NamedSharding(mesh, spec))
 
-    arguments = jax.tree.map(sharded, metadata.item_metadata.tree, is_leaf=lambda node: hasattr(node, "shape"))
+    arguments = jax.tree.map(wanted, metadata.item_metadata.tree, is_leaf=lambda node: hasattr(node, "shape"))
     started = time.perf_counter()
     tree = jax.block_until_ready(checkpointer.restore(items, restore_args=arguments))
     seconds = time.perf_counter() - started
@@ -63,10 +75,11 @@ def restore(items: Path, save_to: Path | None) -> float:
     return seconds
 
 
-def in_process(items: Path, save_to: Path | None = None) -> float:
+def in_process(items: Path, save_to: Path | None = None, *, whole: bool = False) -> float:
     """The seconds of one restore in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.restore", "--child", str(items.absolute())]
     command += ["--save-to", str(save_to)] if save_to else []
+    command += ["--whole"] if whole else []
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -86,9 +99,10 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--save-to", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(restore(options.child, options.save_to))
+        print(restore(options.child, options.save_to, whole=options.whole))
         return
     source = sized_source(CACHE / "random-restore", SIZES)
     work = CACHE / "restore"
@@ -100,14 +114,16 @@ def main() -> None:
         command = [program, "convert", "-q", str(source), str(target), *STORES[name]]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         items[name] = target / "0" / "items"
-    in_process(next(iter(items.values())), save_to=work / "reference")
-    items[REFERENCE] = work / "reference" / "0" / "items"
+    ours = next(iter(items.values()))
+    for name, folder in ((REFERENCE, "shards"), (WHOLE, "whole")):
+        in_process(ours, save_to=work / folder, whole=name == WHOLE)
+        items[name] = work / folder / "0" / "items"
     seconds: dict[str, list[float]] = {name: [] for name in items}
     for _ in range(options.rounds):
         for name, path in items.items():
             seconds[name].append(in_process(path))
     reference = median(seconds[REFERENCE])
-    print("| written by | seconds | to Orbax |\n| --- | --- | --- |")
+    print("| written by | seconds | to Orbax's shards |\n| --- | --- | --- |")
     for name, taken in seconds.items():
         print(f"| {name} | {median(taken):.2f} | {median(taken) / reference:.2f} |")
     document = {"machine": describe(CACHE), "sizes": SIZES.__dict__, "seconds": seconds}
