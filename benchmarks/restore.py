@@ -1,9 +1,9 @@
 """Times a sharded restore of our output against one of what Orbax writes itself: `python -m benchmarks.restore`.
 
 Each restore is a process of its own with four host devices, sharded as MaxText does with fsdp: along the embedding
-axis. Orbax's copies are saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3): once from the arrays as
-they are sharded in the restore, so that its chunks are the shards, the best case; and once from whole arrays, as a script
-has them that loads a checkpoint and saves it.
+axis. Orbax's copies are saved by the stock `CheckpointManager` in MaxText's format (OCDBT, zarr3): once from the arrays
+as they are sharded in the restore, so that its chunks are the shards, the best case; and once from whole arrays, as a
+script has them that loads a checkpoint and saves it.
 """
 
 import argparse
