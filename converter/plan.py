@@ -307,6 +307,10 @@ def _cut(
 
 def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:
     own = [task for task in tasks if not task.extra]
+    in_flight = sorted(task.memory for task in tasks for _ in range(min(task.units, JOBS)))[-JOBS:]
+    in_flight += [task.memory for task in tasks if task.blocking is None for _ in range(min(task.units, COPIERS))][
+        :COPIERS
+    ]
     return Totals(
         source_parameters=sum(array.elements for task in own for array in task.sources),
         target_parameters=sum(leaf.elements for task in tasks for leaf in task.leaves),
@@ -314,5 +318,5 @@ def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:
         read_bytes=sum(array.bytes for task in tasks for array in task.sources),
         write_bytes=sum(leaf.bytes for task in tasks for leaf in task.leaves),
         stored_bytes=sum(task.stored_bytes for task in own),
-        memory=min(budget, sum(sorted(task.memory for task in tasks for _ in range(min(task.units, JOBS)))[-JOBS:])),
+        memory=min(budget, sum(in_flight)),
     )

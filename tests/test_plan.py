@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from converter.cli import run
-from tests.conftest import DATA
+from converter.plan import COPIERS, JOBS, PASS_MEMORY, Options, make_plan
+from converter.source import open_source
+from tests.conftest import AXLEARN, DATA
 from tests.helpers.axlearn_checkpoint import PUBLISHED, envy_shapes, write_metadata
 
 COUNTS = {
@@ -85,9 +87,18 @@ def test_a_budget_too_small_names_the_smallest_that_works(capsys: pytest.Capture
 def test_heavy_packages_stay_unloaded(command: list[str], unwanted: set[str]) -> None:
     code = (
         "import sys, converter.cli\n"
-        "try:\n    converter.cli.main(sys.argv[1:])\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "code = converter.cli.run(sys.argv[1:])\n"
+        "assert code == 0, code\n"
         "print(','.join(sys.modules), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
     assert not unwanted & set(done.stderr.strip().splitlines()[-1].split(","))
+
+
+def test_the_memory_in_flight_is_that_of_every_thread() -> None:
+    made = make_plan(open_source(str(AXLEARN / "micro-hybrid")), Options())
+    rewrites = sorted(task.memory for task in made.tasks if task.blocking is not None)
+    assert all(task.memory == PASS_MEMORY for task in made.tasks if task.blocking is None)
+    assert made.totals.memory == sum(rewrites[-JOBS:]) + COPIERS * PASS_MEMORY
+    only_rewrites = make_plan(open_source(str(AXLEARN / "micro-hybrid")), Options(rewrite=True))
+    assert only_rewrites.totals.memory == sum(sorted(task.memory for task in only_rewrites.tasks)[-JOBS:])
