@@ -48,9 +48,7 @@ class LeafStore:
         try:
             os.makedirs(self._chunk_directory, exist_ok=True)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            file = ChunkFile(path)
-            file.write(json.dumps(metadata, separators=(",", ":")).encode())
-            file.commit()
+            _write_small(path, json.dumps(metadata, separators=(",", ":")).encode())
         except OSError as error:
             raise write_error(path, error) from None
 
@@ -158,6 +156,16 @@ class LeafStore:
         parent = os.path.dirname(path)
         if parent != self._chunk_directory and os.path.isdir(self._chunk_directory):
             os.makedirs(parent, exist_ok=True)
+
+
+def _write_small(path: str, data: bytes) -> None:
+    file = ChunkFile(path)
+    try:
+        file.write(data)
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -107,3 +107,20 @@ def test_a_link_is_the_source_itself(place: Path) -> None:
     assert (place / "leaf" / "chunks" / "0.1").samefile(place / "source" / "1.0")
     assert leaf.missing_chunks() == 1
     assert not leaf.digests
+
+
+def test_metadata_that_finds_no_room_leaves_no_open_file(mounted: Callable[[str, int], Path]) -> None:
+    disk = mounted("ext4", 8 << 20)
+    store(disk / "leaf")
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DestinationError, match="No space left on device"):
+        store(disk / "leaf")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [path.name for path in (disk / "leaf").iterdir()] == ["zarr.json"]
