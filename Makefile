@@ -24,7 +24,7 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --basetemp=build/tests
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

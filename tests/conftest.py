@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Before the libraries below start threads, which would stay with the mounts of the whole machine.
+from tests.helpers import mounts
+
+# isort: split
 # Imported here, so that conversions in this process let Orbax commit in it: one process each would take twice as long.
 import converter.orbax  # noqa: F401
 from tests.helpers import environments
@@ -126,23 +129,16 @@ def maxtext_python() -> str:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
-    """Mounts a new file system of a kind; needs root and its mkfs."""
-    mounts: list[Path] = []
+    """Mounts a new file system of a kind ("ext4", or "tmpfs" in memory) and size; skips where it may not."""
+    mounts_made: list[Path] = []
 
     def mount(kind: str, size: int) -> Path:
-        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-        if os.geteuid() or program is None:
-            pytest.skip(f"needs root and mkfs.{kind}")
-        image, place = tmp_path / f"image-{kind}", tmp_path / kind
-        place.mkdir()
-        with image.open("wb") as file:
-            file.truncate(size)
-        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
-        if subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=False, capture_output=True).returncode:
-            pytest.skip("this machine mounts no images")
-        mounts.append(place)
+        place = tmp_path / f"{kind}-{len(mounts_made)}"
+        if not (mounts.memory(place, size) if kind == "tmpfs" else mounts.image(kind, place, size)):
+            pytest.skip(f"mounting {kind} is not possible here")
+        mounts_made.append(place)
         return place
 
     yield mount
-    for place in mounts:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+    for place in mounts_made:
+        mounts.remove(place)

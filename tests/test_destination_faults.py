@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,25 +81,6 @@ def staged(target: Path) -> list[Path]:
     return [path for path in leaves.rglob("*") if path.is_file() and path.name not in ("zarr.json", ".zarray")]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts file systems of a given size, where the system lets us."""
-    mounted: list[Path] = []
-
-    def mount(size: int) -> Path:
-        place = tmp_path / f"disk{len(mounted)}"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a file system is not permitted here")
-        mounted.append(place)
-        return place
-
-    yield mount
-    for place in mounted:
-        subprocess.run(["umount", str(place)], capture_output=True, check=True)
-
-
 def ample_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a run begin on a disk that is going to be full: others fill it meanwhile."""
     usage = shutil.disk_usage("/")
@@ -113,13 +94,13 @@ def test_a_full_disk(
     size: int,
     source: Path,
     tensors: dict[str, np.ndarray],
-    small_disk: Callable[[int], Path],
+    mounted: Callable[[str, int], Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     newest_orbax: Restorer,
 ) -> None:
     ample_space(monkeypatch)
-    disk = small_disk(size)
+    disk = mounted("tmpfs", size)
     target = disk / "out"
     message = refused(capsys, 5, source, target, "--store", store)
     assert "No space left on device" in message
@@ -136,14 +117,14 @@ def test_a_disk_that_fills_up_while_orbax_commits(
     store: str,
     source: Path,
     tensors: dict[str, np.ndarray],
-    small_disk: Callable[[int], Path],
+    mounted: Callable[[str, int], Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     newest_orbax: Restorer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ample_space(monkeypatch)
-    disk = small_disk(32 << 20)
+    disk = mounted("tmpfs", 32 << 20)
     target, ballast = disk / "out", disk / "ballast"
     check_whole = Stage.check_whole
 
@@ -198,15 +179,15 @@ def test_no_permission(source: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_read_only_file_system(
-    source: Path, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+    source: Path, mounted: Callable[[str, int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    disk = small_disk(1 << 20)
+    disk = mounted("tmpfs", 1 << 20)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     assert "Read-only file system" in refused(capsys, 5, source, disk / "out")
 
 
-def test_a_mount_point(source: Path, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]) -> None:
-    disk = small_disk(1 << 20)
+def test_a_mount_point(source: Path, mounted: Callable[[str, int], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    disk = mounted("tmpfs", 1 << 20)
     assert "is a mount point" in refused(capsys, 5, source, disk)
     nothing_left(disk)
 
