@@ -19,6 +19,9 @@ MAX_TARGET_CHUNK = 128 << 20
 GROUPED_BLOCK = 8 << 20
 """Chunks smaller than this are handled several at a time."""
 
+SLAB = 2 << 20
+"""Decoded bytes that are put into their places while they are still in the processor's cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
@@ -28,18 +31,21 @@ class Blocking:
       step: elements of a block along each free axis.
       group: elements along each free axis of what is read in one go: the block itself, or where blocks are slabs of a
         streamed chunk, the chunk.
+      slab: elements along each free axis of what is decoded in one piece, one run of a source chunk; None where whole
+        blocks are.
       target_chunks: chunk shape of each target.
       block_bytes: decoded bytes of the largest block.
     """
 
     step: Mapping[str, int]
     group: Mapping[str, int]
+    slab: Mapping[str, int] | None
     target_chunks: tuple[tuple[int, ...], ...]
     block_bytes: int
 
     @property
     def streamed(self) -> bool:
-        """Whether blocks are slabs of larger source chunks."""
+        """Whether blocks are slabs, parts of larger source chunks."""
         return any(self.step[axis] < self.group[axis] for axis in self.step)
 
 
@@ -80,13 +86,30 @@ def plan_blocks(
 
     if size(chunk) <= min(limit, MAX_TARGET_CHUNK) or (size(chunk) <= limit and not streamable):
         step = _grow(axis_map, chunk, size, min(limit, GROUPED_BLOCK))
-        return Blocking(step, step, _target_chunks(axis_map, source_chunks, chunk), size(step))
+        slab = None
+        if streamable and step == chunk and size(step) > SLAB and _is_one_chunk(axis_map, source_chunks[0]):
+            slab = _shrink(axis_map, source_chunks, chunk, size, SLAB)
+        return Blocking(step, step, slab, _target_chunks(axis_map, source_chunks, chunk), size(step))
     if not streamable:
         raise BlockTooLarge(size(chunk))
     step = _shrink(axis_map, source_chunks, chunk, size, min(limit, MAX_TARGET_CHUNK))
     if size(step) > limit:
         raise BlockTooLarge(size(step))
-    return Blocking(step, chunk, _target_chunks(axis_map, source_chunks, step), size(step))
+    return Blocking(step, chunk, step, _target_chunks(axis_map, source_chunks, step), size(step))
+
+
+def slab_bytes(axis_map: AxisMap, blocking: Blocking, item_size: int) -> int:
+    """Decoded bytes of the largest slab; of the block where it is decoded whole."""
+    if blocking.slab is None:
+        return blocking.block_bytes
+    return item_size * math.prod(axis_map.cut(blocking.slab).source_shapes[0])
+
+
+def cut_chunks(axis_map: AxisMap, blocking: Blocking) -> list[tuple[int, ...]]:
+    """The chunk shapes of those targets of which some block is not just one whole chunk."""
+    shapes = axis_map.cut(blocking.step).target_shapes
+    at_edge = any(axis_map.sizes[axis.name] % blocking.step[axis.name] for axis in axis_map.free_axes)
+    return [chunk for chunk, shape in zip(blocking.target_chunks, shapes, strict=True) if at_edge or chunk != shape]
 
 
 def groups(axis_map: AxisMap, blocking: Blocking) -> Iterator[Span]:
@@ -98,6 +121,11 @@ def groups(axis_map: AxisMap, blocking: Blocking) -> Iterator[Span]:
 def blocks(group: Span, blocking: Blocking) -> Iterator[Span]:
     """The blocks of a group, in the source's element order."""
     return _cut(group, blocking.step)
+
+
+def slabs(group: Span, blocking: Blocking) -> Iterator[Span]:
+    """The slabs of a group, in the source's element order."""
+    return _cut(group, blocking.step if blocking.slab is None else blocking.slab)
 
 
 def count_blocks(axis_map: AxisMap, step: Mapping[str, int]) -> int:
@@ -153,6 +181,14 @@ def _grow(axis_map: AxisMap, chunk: Mapping[str, int], size, most: int) -> dict[
                 return step
             step = wider
     return step
+
+
+def _is_one_chunk(axis_map: AxisMap, chunk: tuple[int, ...]) -> bool:
+    """Whether a source chunk is whole along each dimension that is no free axis."""
+    free = {axis.source_dims[0] for axis in axis_map.free_axes}
+    return all(
+        n >= m for dim, (n, m) in enumerate(zip(chunk, axis_map.source_shapes[0], strict=True)) if dim not in free
+    )
 
 
 def _shrink(

@@ -5,6 +5,7 @@ into the block it belongs to, and encoded piece by piece into its file. Chunks t
 than zstd are left to TensorStore (see `block_reader`).
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from converter.errors import SourceError
 from converter.zarr2 import ArraySpec, chunk_key
 from converter.zstd_frame import FrameCheck
 
-READ_SIZE = 1 << 20
+READ_SIZE = 256 << 10
+"""Compressed bytes that are read at once: they stay in a core's cache until they are decoded."""
+
 FEED_SIZE = 4 << 20
-ENCODE_SIZE = 1 << 20
 WINDOW_LOG = 17
 """A window that fits a core's cache: a tenth less time than with the level's own, and weights repeat nothing anyway."""
 
@@ -104,26 +106,32 @@ def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
             rest -= len(piece)
 
 
-def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool, sink: Callable[[Any], None]) -> None:
-    """Encodes a chunk piece by piece.
+def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool) -> Callable[[memoryview], int]:
+    """Begins to encode a chunk.
 
     Args:
       values: the chunk, C-contiguous and of the chunk's full shape.
       level: zstd's level; None for raw bytes.
       checksum: write zstd's own checksum into the frame.
-      sink: gets the encoded bytes in order.
+
+    Returns:
+      A reader: puts the next encoded bytes into the memory it is given and tells how many, 0 at the end.
     """
     data = values.reshape(-1).view(np.uint8).data
     if level is None:
-        sink(data)
-        return
+        return functools.partial(_take_raw, [data])
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, source_size=len(data), window_log=WINDOW_LOG, write_checksum=checksum, write_content_size=True
     )
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=len(data))
-    for start in range(0, len(data), ENCODE_SIZE):
-        sink(compressor.compress(data[start : start + ENCODE_SIZE]))
-    sink(compressor.flush())
+    # Asked for more than a block, zstd compresses straight into the memory it is given.
+    return zstandard.ZstdCompressor(compression_params=parameters).stream_reader(data, size=len(data)).readinto
+
+
+def _take_raw(rest: list[memoryview], room: memoryview) -> int:
+    """Moves what there is room for; `rest` holds the bytes that are left."""
+    count = min(len(room), len(rest[0]))
+    room[:count], rest[0] = rest[0][:count], rest[0][count:]
+    return count
 
 
 @contextmanager

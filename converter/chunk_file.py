@@ -45,6 +45,7 @@ class ChunkFile:
 
     def __init__(self, path: str):
         self.path = path
+        self._piece: mmap.mmap | None = None
         self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
     def clone(self, source: int) -> bool:
@@ -64,6 +65,16 @@ class ChunkFile:
         while len(view):
             view = view[os.write(self.descriptor, view) :]
 
+    def room(self) -> memoryview:
+        """Memory of the file's own, at least one byte, to put the next bytes into; `added` then takes them."""
+        if self._piece is None:
+            self._piece = _take_memory()
+        return memoryview(self._piece)
+
+    def added(self, count: int) -> None:
+        """Takes bytes that were put at the start of `room`."""
+        self.write(self.room()[:count])
+
     def write_pages(self, pages: memoryview) -> None:
         """Writes whole pages, without copying them where `takes_pages`; before any other write."""
         self.write(pages)
@@ -81,6 +92,9 @@ class ChunkFile:
 
     def _close(self) -> None:
         """Closes the file once: its number may be another file's afterwards."""
+        if self._piece is not None:
+            _spare_memory.append(self._piece)
+            self._piece = None
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -103,12 +117,21 @@ class DirectFile(ChunkFile):
     def write(self, data: Any) -> None:
         view = memoryview(data)
         while len(view):
-            view = view[self._memory.add(view) :]
-            if self._memory.is_full:
-                self._wait()
-                if self._writer is None:
-                    self._writer = ThreadPoolExecutor(1, "ax2mt-write")
-                self._written = self._writer.submit(self._put, self._memory.take())
+            room = self.room()[: len(view)]
+            room[:] = view[: len(room)]
+            self.added(len(room))
+            view = view[len(room) :]
+
+    def room(self) -> memoryview:
+        return self._memory.room()
+
+    def added(self, count: int) -> None:
+        self._memory.held += count
+        if self._memory.is_full:
+            self._wait()
+            if self._writer is None:
+                self._writer = ThreadPoolExecutor(1, "ax2mt-write")
+            self._written = self._writer.submit(self._put, self._memory.take())
 
     def write_pages(self, pages: memoryview) -> None:
         self._put(pages)
@@ -152,27 +175,24 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._memory: list[mmap.mmap] = []
-        self._held = 0
+        self.held = 0
 
     @property
     def is_full(self) -> bool:
-        return self._held == WRITE_SIZE
+        return self.held == WRITE_SIZE
 
-    def add(self, data: memoryview) -> int:
-        """Takes what there is room for; returns how many bytes."""
+    def room(self) -> memoryview:
+        """What is free of the piece that is being filled."""
         if not self._memory:
             self._memory = [_take_memory(), _take_memory()]
-        count = min(len(data), WRITE_SIZE - self._held)
-        self._memory[0][self._held : self._held + count] = data[:count]
-        self._held += count
-        return count
+        return memoryview(self._memory[0])[self.held :]
 
     def take(self) -> memoryview:
         """What is held; it stays as it is until the next call."""
         if not self._memory:
             return memoryview(b"")
         self._memory.reverse()
-        held, self._held = self._held, 0
+        held, self.held = self.held, 0
         return memoryview(self._memory[1])[:held]
 
     def close(self) -> None:

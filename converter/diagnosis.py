@@ -54,7 +54,7 @@ class Diagnostician:
     def _expected(self, task: Task, number: int) -> np.ndarray:
         whole: Span = {axis.name: (0, task.axis_map.sizes[axis.name]) for axis in task.axis_map.free_axes}
         lengths = {axis: stop for axis, (_, stop) in whole.items()}
-        blocking = Blocking(lengths, lengths, (), sum(array.bytes for array in task.sources))
+        blocking = Blocking(lengths, lengths, None, (), sum(array.bytes for array in task.sources))
         ((_, arrays),) = SourceBlocks(task.sources, task.axis_map, blocking, self.context).read(whole)
         return task.axis_map.forward(arrays)[number]
 

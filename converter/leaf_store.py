@@ -21,6 +21,9 @@ from converter.ocdbt import CHUNKS, NODES, write_index
 from converter.plan import Leaf
 
 READ_SIZE = 4 << 20
+TAKE_SIZE = 1 << 20
+"""Small enough that what was encoded is still in the processor's cache when it is summed."""
+
 CRC_BYTES = 4
 
 
@@ -226,6 +229,12 @@ class ChunkWriter:
         """Takes the next bytes."""
         self._sums.add(data)
         self._file.write(data)
+
+    def take(self, read: Callable[[memoryview], int]) -> None:
+        """Takes all bytes of a reader, which puts them into the memory it is given and tells how many, 0 at its end."""
+        while count := read(room := self._file.room()[:TAKE_SIZE]):
+            self._sums.add(room[:count])
+            self._file.added(count)
 
     def add(self, data: Any) -> None:
         """Counts bytes that reach the chunk on another way: with `clone` or `write_pages`."""

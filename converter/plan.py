@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from converter.axis_map import AxisMap
-from converter.blocking import Blocking, BlockTooLarge, count_blocks, plan_blocks
+from converter.blocking import Blocking, BlockTooLarge, count_blocks, cut_chunks, plan_blocks, slab_bytes
 from converter.chunk_codec import FEED_SIZE, can_decode
 from converter.encoding import STORES, Encoding
 from converter.errors import UsageError
@@ -302,7 +302,12 @@ def _cut(
         blocking = plan_blocks(axis_map, source_chunks, arrays[0].item_size, limit, streamable=streamable)
     except BlockTooLarge as error:
         raise BudgetTooSmall(error.smallest * copies + REWRITE_MEMORY) from None
-    return blocking, blocking.target_chunks, blocking.block_bytes * copies + REWRITE_MEMORY
+    held = blocking.block_bytes * copies
+    if blocking.slab is not None and not blocking.streamed:
+        # The targets are filled slab by slab; a chunk that is not the whole of its target is cut out of it.
+        held = blocking.block_bytes + slab_bytes(axis_map, blocking, arrays[0].item_size) * copies
+        held += arrays[0].item_size * max(map(math.prod, cut_chunks(axis_map, blocking)), default=0)
+    return blocking, blocking.target_chunks, held + REWRITE_MEMORY
 
 
 def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from converter import blocking
-from converter.axis_map import Box
+from converter.axis_map import AxisMap, Box
 from converter.block_reader import BlockReader, chunks_in, place, slices
 from converter.blocking import Span, source_box, target_box
-from converter.chunk_codec import encode_chunk, slabs
-from converter.leaf_store import ChunkWriter, LeafStore
+from converter.chunk_codec import encode_chunk, slabs, storage_dtype
+from converter.leaf_store import LeafStore
 from converter.plan import Leaf, Task
 
 
@@ -33,6 +33,7 @@ class Rewriter:
         self.stop = stop
         self.computed = computed
         self._readers: list[BlockReader] = []
+        self._maps: dict[tuple[int, ...], AxisMap] = {}
         self._lock = threading.Lock()
 
     def groups(self) -> Iterator[Span]:
@@ -68,13 +69,39 @@ class Rewriter:
           SourceError: a source chunk cannot be read or decoded.
           DestinationError: a target chunk cannot be written.
         """
-        axis_map = self.task.axis_map
-        boxes = [source_box(axis_map, group, number) for number in range(len(self.task.sources))]
+        boxes = [source_box(self.task.axis_map, group, number) for number in range(len(self.task.sources))]
         decoded = sum(len(chunks_in(array, box)) for array, box in zip(self.task.sources, boxes, strict=True))
-        if self.blocking.streamed:
-            return decoded, sum(self._encode(span, [block], stores, keep) for span, block in self._slabs(group))
-        arrays = [reader.read(box) for reader, box in zip(self._open_readers(), boxes, strict=True)]
-        return decoded, self._encode(group, arrays, stores, keep)
+        if not self.blocking.streamed:
+            return decoded, self._encode(group, self._move(group, boxes), stores, keep)
+        encoded = 0
+        for span, slab in self._slabs(group):
+            if self.stop.is_set():
+                break
+            encoded += self._encode(span, self._map(span).forward([slab]), stores, keep)
+        return decoded, encoded
+
+    def _move(self, group: Span, boxes: Sequence[Box]) -> list[np.ndarray]:
+        """The targets of a block: all at once, or slab by slab as they are decoded."""
+        if self.blocking.slab is None:
+            arrays = [reader.read(box) for reader, box in zip(self._open_readers(), boxes, strict=True)]
+            return self._map(group).forward(arrays)
+        axis_map = self.task.axis_map
+        dtype = storage_dtype(self.task.sources[0].dtype)
+        starts = [[low for low, _ in target_box(axis_map, group, n)] for n in range(len(self.task.leaves))]
+        targets = [np.empty(shape, dtype) for shape in self._map(group).target_shapes]
+        for span, slab in self._slabs(group):
+            moved = self._map(span).forward([slab])
+            for number, (target, start, part) in enumerate(zip(targets, starts, moved, strict=True)):
+                box = target_box(axis_map, span, number)
+                target[tuple(slice(low - at, high - at) for (low, high), at in zip(box, start, strict=True))] = part
+        return targets
+
+    def _map(self, span: Span) -> AxisMap:
+        """The map of a part, made once for each size."""
+        lengths = tuple(stop - start for start, stop in span.values())
+        if lengths not in self._maps:
+            self._maps[lengths] = blocking.block_map(self.task.axis_map, span)
+        return self._maps[lengths]
 
     def _open_readers(self) -> list[BlockReader]:
         with self._lock:
@@ -82,9 +109,8 @@ class Rewriter:
                 self._readers = [BlockReader(array) for array in self.task.sources]
             return self._readers
 
-    def _encode(self, span: Span, arrays: Sequence[np.ndarray], stores: Sequence[LeafStore], keep: bool) -> int:
+    def _encode(self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore], keep: bool) -> int:
         """Encodes all target chunks of a block; returns how many."""
-        targets = blocking.block_map(self.task.axis_map, span).forward(arrays)
         count = 0
         for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):
             box = target_box(self.task.axis_map, span, number)
@@ -97,17 +123,16 @@ class Rewriter:
         return count
 
     def _slabs(self, group: Span) -> Iterator[tuple[Span, np.ndarray]]:
-        """The blocks of chunks that are decoded as streams, with the padding of edge chunks cut off."""
+        """The slabs of chunks that are decoded as streams, with the padding of edge chunks cut off."""
         (array,) = self.task.sources
         axis_map = self.task.axis_map
         chunks = chunks_in(array, source_box(axis_map, group, 0))
-        steps = {axis.source_dims[0]: self.blocking.step[axis.name] for axis in axis_map.free_axes}
+        assert self.blocking.slab is not None
+        steps = {axis.source_dims[0]: self.blocking.slab[axis.name] for axis in axis_map.free_axes}
         slab = tuple(min(steps.get(dim, length), length) for dim, length in enumerate(array.chunks))
-        spans = blocking.blocks(group, self.blocking)
+        spans = blocking.slabs(group, self.blocking)
         span = next(spans, None)
         for parts in zip(*(slabs(array, chunk, slab) for chunk in chunks), strict=True):
-            if self.stop.is_set():
-                return
             if span is None:
                 continue  # padding at the end of an edge chunk; decoded to the end so that nothing can hide there
             box = source_box(axis_map, span, 0)
@@ -155,7 +180,5 @@ def _store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) ->
     encoding = store.leaf.encoding
     frame_checksum = encoding.checksum and not encoding.crc32c
 
-    def fill(writer: ChunkWriter) -> None:
-        encode_chunk(chunk, encoding.level, checksum=frame_checksum, sink=writer.write)
-
-    store.store_chunk(index, chunk.nbytes, fill)
+    reader = encode_chunk(chunk, encoding.level, checksum=frame_checksum)
+    store.store_chunk(index, chunk.nbytes, lambda writer: writer.take(reader))

@@ -3,22 +3,27 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import converter.blocking
 from converter.axes import Expression
 from converter.axis_map import AxisMap
 from converter.blocking import (
     GROUPED_BLOCK,
     MAX_TARGET_CHUNK,
+    SLAB,
     Blocking,
     BlockTooLarge,
+    Span,
     block_map,
     blocks,
     count_blocks,
     groups,
     plan_blocks,
+    slabs,
     source_box,
     target_box,
 )
@@ -55,9 +60,24 @@ def check(axis_map: AxisMap, chunks: Sequence[tuple[int, ...]], blocking: Blocki
                 target_seen[number] += math.prod(part.target_shapes[number])
             for number in range(len(axis_map.source_shapes)):
                 source_seen[number] += math.prod(part.source_shapes[number])
+        if blocking.slab is not None and not blocking.streamed:
+            check_slabs(axis_map, chunks[0], blocking, group)
     assert counted == count_blocks(axis_map, blocking.step) or blocking.streamed
     assert target_seen == [math.prod(shape) for shape in axis_map.target_shapes]
     assert source_seen == [math.prod(shape) for shape in axis_map.source_shapes]
+
+
+def check_slabs(axis_map: AxisMap, chunk: tuple[int, ...], blocking: Blocking, group: Span) -> None:
+    """Slabs cover their group once, in the order in which its one chunk is decoded, each a run of it."""
+    box = source_box(axis_map, group, 0)
+    assert all(a // n == (b - 1) // n for (a, b), n in zip(box, chunk, strict=True))
+    numbers = np.arange(math.prod(chunk)).reshape(chunk)
+    seen: list[int] = []
+    for span in slabs(group, blocking):
+        part = [slice(a % n, a % n + b - a) for (a, b), n in zip(source_box(axis_map, span, 0), chunk, strict=True)]
+        seen += numbers[tuple(part)].ravel().tolist()
+    assert seen == sorted(set(seen))
+    assert len(seen) == math.prod(b - a for a, b in box)
 
 
 def on_boundaries(box: Sequence[tuple[int, int]], chunks: Sequence[int], shape: Sequence[int]) -> None:
@@ -74,10 +94,12 @@ def test_blocks_tile_in_whole_chunks(name: str, data: st.DataObject) -> None:
     limit = data.draw(st.sampled_from([1 << 30, 4096, 512, 100]))
     streamable = data.draw(st.booleans())
     smallest, blocking = 0, None
-    try:
-        blocking = plan_blocks(axis_map, chunks, 4, limit, streamable=streamable)
-    except BlockTooLarge as refusal:
-        smallest = refusal.smallest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(converter.blocking, "SLAB", data.draw(st.sampled_from([SLAB, 64])))
+        try:
+            blocking = plan_blocks(axis_map, chunks, 4, limit, streamable=streamable and len(chunks) == 1)
+        except BlockTooLarge as refusal:
+            smallest = refusal.smallest
     if blocking is None:
         assert smallest > limit
         return

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from converter import blocking
 from converter.convert import Request, Result, convert, expected_bytes
 from converter.destination import RESERVE
 from converter.encoding import STORES
@@ -202,6 +203,25 @@ def test_streamed_edge_chunks(big_tensors: dict[str, np.ndarray], tmp_path: Path
     task = next(task for task in result.plan.tasks if task.sources[0].path == EXPERTS)
     assert task.blocking
     assert task.blocking.streamed
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
+
+
+@pytest.mark.parametrize("chunks", [{}, {EXPERTS: (3, 7, 200, 500), QKV: (3, 200, 8, 6), OUT: (3, 256, 4, 6)}])
+def test_chunks_that_are_moved_slab_by_slab(
+    chunks: dict[str, tuple[int, ...]],
+    big_tensors: dict[str, np.ndarray],
+    tmp_path: Path,
+    newest_orbax: Restorer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocking, "SLAB", 4000)
+    monkeypatch.setattr(blocking, "GROUPED_BLOCK", 4000)
+    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks=chunks)
+    result = run(source, tmp_path / "out", rewrite=True)
+    slabs = {task.sources[0].path: task.blocking.slab for task in result.plan.tasks if task.blocking}
+    assert slabs[EXPERTS]
+    assert slabs[QKV]
+    assert not any(task.blocking.streamed for task in result.plan.tasks if task.blocking)
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
 
 

@@ -31,9 +31,11 @@ def put(directory: Path, encoding: Encoding, index: tuple[int, ...], data: bytes
 
 
 def chunk_bytes(values: np.ndarray, encoding: Encoding) -> bytes:
-    pieces: list[bytes] = []
-    encode_chunk(values, encoding.level, checksum=encoding.zarr_format == 2, sink=lambda d: pieces.append(bytes(d)))
-    return b"".join(pieces)
+    room = bytearray(2 * values.nbytes + 100)
+    read = encode_chunk(values, encoding.level, checksum=encoding.zarr_format == 2)
+    count = read(memoryview(room))
+    assert not read(memoryview(room))
+    return bytes(room[:count])
 
 
 def opened(directory: Path, encoding: Encoding, **more: bool) -> ts.TensorStore:
