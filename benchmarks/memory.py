@@ -12,10 +12,16 @@ from benchmarks.source import CACHE, memory_source
 from converter.memory import parse_size
 
 ALLOWANCE = 350 << 20
+SOURCES = {
+    "many": ("128 MiB chunks", False, False),
+    "one": ("one chunk", True, False),
+    "random": ("one chunk of random values", True, True),
+}
+"""Name to chunking, whether an array is one chunk, and whether it is as large when compressed."""
 
 
 def main() -> None:
-    """Converts 4 GiB arrays in both chunkings; exit 1 where a run fails or takes more than it may."""
+    """Converts 4 GiB arrays in each of `SOURCES`; exit 1 where a run fails or takes more than it may."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--max-memory", default="512MiB")
     parser.add_argument("--array-gib", type=int, default=4)
@@ -24,15 +30,16 @@ def main() -> None:
     limit = parse_size(options.max_memory) + ALLOWANCE
     output = CACHE / "memory-output"
     rows: list[dict[str, object]] = []
-    for one_chunk in (False, True):
-        chunking = "one chunk" if one_chunk else "128 MiB chunks"
-        name = f"memory-{options.array_gib}-{'one' if one_chunk else 'many'}"
-        source = memory_source(CACHE / name, options.array_gib << 30, one_chunk=one_chunk)
+    for name, (chunking, one_chunk, random) in SOURCES.items():
+        path = CACHE / f"memory-{options.array_gib}-{name}"
+        source = memory_source(path, options.array_gib << 30, one_chunk=one_chunk, random=random)
         shutil.rmtree(output, ignore_errors=True)
         program = str(Path(sys.executable).with_name("ax2mt"))
         command = [program, "convert", "-q", "--json", str(source), str(output), "--max-memory", options.max_memory]
         result = measure([*command, "--rewrite"] if options.rewrite else command)
         shutil.rmtree(output, ignore_errors=True)
+        if random:
+            shutil.rmtree(path)  # as large on disk as in memory
         holds = result.code == 0 and result.peak_bytes <= limit
         rows.append({"chunking": chunking, "code": result.code, "peak_bytes": result.peak_bytes, "holds": holds})
         print(

@@ -19,6 +19,8 @@ Box = tuple[tuple[int, int], ...]
 CACHE = Path("build/bench")
 ROW_PERIOD = 6144
 SLAB_BYTES = 64 << 20
+RANDOM_PIECE = 32 << 20
+"""Elements that are made at a time: more than a usual chunk has, and little memory."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,18 @@ def formula_source(path: Path, sizes: Sizes | None = None) -> Path:
     return _build(path, sizes or Sizes(), "formula")
 
 
-def memory_source(path: Path, array_bytes: int, *, one_chunk: bool) -> Path:
+def memory_source(path: Path, array_bytes: int, *, one_chunk: bool, random: bool) -> Path:
     """A source whose three expert arrays have `array_bytes` each, in chunks of 128 MiB or in one; the rest is tiny.
 
-    The axes of the three are shared, so that none can be large alone. `array_bytes` is a multiple of 1 GiB.
+    The axes of the three are shared, so that none can be large alone. `array_bytes` is a multiple of 1 GiB. The values
+    are those of `formula_source`, which compress well, or `random` ones, which do not.
     """
     gib = array_bytes >> 30
     # 2 repeats x 64 experts x 256 embed x 8192 float32 is 1 GiB.
     sizes = Sizes(embed=256, experts=64 * gib, repeats=2, heads=2, mlp=64, moe_mlp=8192, vocab=64)
     shard = (sizes.experts, sizes.embed) if one_chunk else (16, 128)
-    return formula_source(path, replace(sizes, expert_shard=shard[0], embed_shard=shard[1]))
+    sizes = replace(sizes, expert_shard=shard[0], embed_shard=shard[1])
+    return sized_source(path, sizes) if random else formula_source(path, sizes)
 
 
 def expected_block(name: str, shape: tuple[int, ...], box: Box) -> np.ndarray:
@@ -197,9 +201,11 @@ def _write_chunk(job: tuple[Path, Array, Box, str]) -> None:
                 file.write(compressor.compress(expected_block(array.name, array.shape, part).data.cast("B")))
         else:
             seed = int(values.removeprefix("random-"))
-            mask = np.uint32(zlib.crc32(f"{array.name}/{path.name}".encode()) & 0x7FFFFF)
-            # Other mantissa bits in each chunk: normals of the same magnitude, yet no chunk repeats another.
-            file.write(compressor.compress((_normals(seed, count) ^ mask).data.cast("B")))
+            for start in range(0, count, RANDOM_PIECE):
+                # Other mantissa bits in each piece: normals of the same magnitude, yet no piece repeats another.
+                mask = np.uint32(zlib.crc32(f"{array.name}/{path.name}".encode(), start) & 0x7FFFFF)
+                normals = _normals(seed, min(RANDOM_PIECE, count - start))
+                file.write(compressor.compress((normals ^ mask).data.cast("B")))
         file.write(compressor.flush())
 
 
