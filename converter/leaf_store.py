@@ -128,9 +128,10 @@ class LeafStore:
         self.digests[index] = sums.digest()
         return True
 
-    def missing_chunks(self) -> int:
-        """How many chunks are not there, by their names alone."""
-        return sum(not os.path.isfile(os.path.join(self._chunk_directory, key)) for key in self._chunk_keys())
+    def missing_files(self) -> int:
+        """How many chunks are not there, by their names alone; the metadata counts too."""
+        chunks = (os.path.join(self._chunk_directory, key) for key in self._chunk_keys())
+        return sum(not os.path.isfile(path) for path in itertools.chain([self._metadata_path()], chunks))
 
     def _chunk_keys(self) -> Iterator[str]:
         return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))

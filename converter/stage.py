@@ -6,7 +6,6 @@ its journal, a file beside it, says what was being made of what, and the next ru
 The journal goes last, so that a run can be killed at any moment, while it tidies up too.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 from converter.chunk_file import PART
 from converter.destination import JOURNAL_SUFFIX, SUFFIX, resolve_destination
 from converter.errors import DestinationError
+from converter.file_lock import FileLock
 from converter.leaf_store import LeafStore, write_error
 from converter.maxtext import leaf_key
 from converter.plan import Leaf
@@ -43,20 +43,17 @@ class Stage:
         self.store = store
         self.resumed = False
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+        self._stores: dict[str, LeafStore] = {}
         try:
             os.makedirs(self.root, exist_ok=True)
-            self._lock = os.open(os.path.join(self.root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = FileLock(os.path.join(self.root, LOCK))
+        except BlockingIOError:
+            raise self._is_taken() from None
         except OSError as error:
             raise DestinationError(f"{self.root}: cannot be created: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = self._holds_lock()
-        except OSError:
-            held = False
-        if not held:
-            os.close(self._lock)
-            what = "another ax2mt works on this destination; wait for it to end"
-            raise DestinationError(f"{self.root}: {what}")
+        if not self._lock.is_in_place():
+            self._lock.close()
+            raise self._is_taken()
 
     def begin(self, conversion: Mapping[str, Any], *, fresh: bool) -> None:
         """Goes on with an interrupted run of the same conversion, or starts a new one.
@@ -106,30 +103,28 @@ class Stage:
           DestinationError: it cannot be created.
         """
         database_key = leaf_key(leaf.path) if self.store == "ocdbt" else None
-        return LeafStore(leaf, self.leaf_directory(leaf), database_key=database_key)
+        store = LeafStore(leaf, self.leaf_directory(leaf), database_key=database_key)
+        self._stores[leaf.path] = store
+        return store
 
     def check_whole(self, leaves: Sequence[Leaf]) -> None:
-        """Looks once more for every chunk before a checkpoint is made of them: a reader takes a missing one as zeros.
+        """Looks once more for every file before a checkpoint is made of them: a reader takes a missing one as zeros.
 
         Raises:
           DestinationError: something else removed files of the work area while we worked.
         """
-        if not self._holds_lock():
+        if not self._lock.is_in_place():
             raise DestinationError(f"{self.root}: vanished while we worked in it; the same command starts over")
         for leaf in leaves:
-            missing = self.open_leaf(leaf).missing_chunks()
+            missing = (self._stores.get(leaf.path) or self.open_leaf(leaf)).missing_files()
             if missing:
                 raise DestinationError(
-                    f"{self.leaf_directory(leaf)}: {missing} chunks of {leaf.path} vanished while we worked; "
+                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} vanished while we worked; "
                     "the same command goes on"
                 )
 
-    def _holds_lock(self) -> bool:
-        """Whether the lock that we hold is the one in the work area: what was removed and made anew is not ours."""
-        try:
-            return os.path.samestat(os.stat(os.path.join(self.root, LOCK)), os.fstat(self._lock))
-        except OSError:
-            return False
+    def _is_taken(self) -> DestinationError:
+        return DestinationError(f"{self.root}: another ax2mt works on this destination; wait for it to end")
 
     def holds_work(self) -> bool:
         """Whether some leaf was begun, by this run or an earlier one."""
@@ -162,7 +157,7 @@ class Stage:
 
     def close(self) -> None:
         """Unlocks the work area and leaves it for a later run."""
-        os.close(self._lock)
+        self._lock.close()
 
     def read_journal(self) -> tuple[Any, bool]:
         """What the work area was begun for, None where nothing says so; and whether it was published."""

@@ -54,7 +54,7 @@ def test_the_bytes_and_their_checksum_in_the_other_place_of_the_grid(place: Path
     for name, data in (("0.0", BYTES), ("0.1", BYTES[::-1])):
         assert (place / "leaf" / name).read_bytes() == data + crc32c(data).to_bytes(4, "little")
     assert set(leaf.digests) == {(0, 0), (0, 1)}
-    assert leaf.missing_chunks() == 0
+    assert leaf.missing_files() == 0
     again = store(place / "leaf")
     assert again.has_chunk((0, 0))
     assert again.has_chunk((0, 1))
@@ -105,7 +105,7 @@ def test_a_link_is_the_source_itself(place: Path) -> None:
     for _ in range(2):
         assert link_chunk(array, (1, 0), leaf) == SIZE
     assert (place / "leaf" / "chunks" / "0.1").samefile(place / "source" / "1.0")
-    assert leaf.missing_chunks() == 1
+    assert leaf.missing_files() == 1
     assert not leaf.digests
 
 
