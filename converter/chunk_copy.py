@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from converter.chunk_file import PAGE, WRITE_SIZE
+from converter.chunk_file import PAGE
 from converter.errors import SourceError
 from converter.leaf_store import ChunkWriter, LeafStore
 from converter.zarr2 import ArraySpec, chunk_key
@@ -14,6 +14,9 @@ from converter.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 COPY_SIZE = 1 << 20
 """Small enough that what was read is still in the processor's cache when it is summed and written."""
+
+MAPPED_SIZE = 2 << 20
+"""Bytes of pages that are written at once: they count as this process's memory meanwhile."""
 
 
 def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -89,8 +92,8 @@ class _ChunkReader:
         if writer.clone(self.descriptor):
             take = writer.add
         elif writer.takes_pages:
-            for start in range(0, self.size // PAGE * PAGE, WRITE_SIZE):
-                count = min(WRITE_SIZE, self.size // PAGE * PAGE - start)
+            for start in range(0, self.size // PAGE * PAGE, MAPPED_SIZE):
+                count = min(MAPPED_SIZE, self.size // PAGE * PAGE - start)
                 self._read_to(start + count, writer.add)
                 self._write_pages(start, count, writer)
         self._read_to(self.size, take)
