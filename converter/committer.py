@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Committer:
 
             commit(work)
             return
-        answer, _ = self._process.communicate(json.dumps(encode(work)).encode())
+        answer, _ = self._process.communicate(json.dumps(asdict(work)).encode())
         try:
             result = json.loads(answer)
         except ValueError:
@@ -91,24 +91,10 @@ class Committer:
             raise DestinationError(result["refused"])
 
 
-def encode(work: Commit) -> dict[str, Any]:
-    """A commit as JSON values."""
-    leaves = [[leaf.path, leaf.key, leaf.directory, list(leaf.shape), leaf.dtype] for leaf in work.leaves]
-    return {
-        "output": work.output,
-        "store": work.store,
-        "leaves": leaves,
-        "custom_metadata": work.custom_metadata,
-    }
-
-
 def decode(document: dict[str, Any]) -> Commit:
-    """The inverse of `encode`."""
-    leaves = tuple(
-        StagedLeaf(path, key, directory, tuple(shape), dtype)
-        for path, key, directory, shape, dtype in document["leaves"]
-    )
-    return Commit(document["output"], document["store"], leaves, document["custom_metadata"])
+    """A commit from the JSON values of its fields."""
+    leaves = (StagedLeaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in document["leaves"])
+    return Commit(**{**document, "leaves": tuple(leaves)})
 
 
 def _start() -> subprocess.Popen[bytes]:
