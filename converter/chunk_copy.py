@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from converter.chunk_codec import check_chunk
 from converter.chunk_file import PAGE
 from converter.errors import SourceError
 from converter.leaf_store import ChunkWriter, LeafStore
@@ -30,7 +31,8 @@ def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, .
 def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> int:
     """Copies one chunk; returns its bytes.
 
-    The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found.
+    The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found. One that does
+    not say what size it decodes to is decoded first.
 
     Raises:
       SourceError: the chunk cannot be read, or is not one whole chunk of this array.
@@ -39,6 +41,7 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
     where = f"{array.path}: chunk {chunk_key(index)}"
     descriptor = _open(array, index, where)
     try:
+        _check_head(array, index, descriptor, where)
         size = os.fstat(descriptor).st_size
         reader = _ChunkReader(array, descriptor, size, where)
         store.store_chunk(target_index(index, store.leaf.encoding.order), size, reader.copy_to)
@@ -50,7 +53,8 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
 def link_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> int:
     """Links one chunk into the target; returns its bytes.
 
-    Only the head of the zstd frame is checked: to follow its blocks would take longer than all the rest.
+    Only the head of the zstd frame is checked: to follow its blocks would take longer than all the rest. One that does
+    not say what size it decodes to is decoded.
 
     Raises:
       SourceError: the chunk cannot be read, or is not a chunk of this array.
@@ -59,11 +63,8 @@ def link_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
     where = f"{array.path}: chunk {chunk_key(index)}"
     descriptor = _open(array, index, where)
     try:
+        _check_head(array, index, descriptor, where)
         size = os.fstat(descriptor).st_size
-        if array.compressor is None:
-            _check_size(array, size, where)
-        else:
-            frame_header(_read(os.pread, where, descriptor, MAX_HEADER, 0), array.chunk_bytes, where)
     finally:
         os.close(descriptor)
     store.link_chunk(target_index(index, store.leaf.encoding.order), os.path.join(array.directory, chunk_key(index)))
@@ -80,8 +81,6 @@ class _ChunkReader:
         self.done = 0
         self.buffer = memoryview(bytearray(min(COPY_SIZE, size)))
         self.check = None if array.compressor is None else FrameCheck(array.chunk_bytes, where)
-        if self.check is None:
-            _check_size(array, size, where)
 
     def copy_to(self, writer: ChunkWriter) -> None:
         """Copies the whole file: by sharing its blocks on disk, by direct writes of its pages, or piece by piece.
@@ -142,6 +141,11 @@ def _read(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
         raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
 
 
-def _check_size(array: ArraySpec, size: int, where: str) -> None:
-    if size != array.chunk_bytes:
-        raise SourceError(f"{where}: {size} bytes, the chunk has {array.chunk_bytes}")
+def _check_head(array: ArraySpec, index: tuple[int, ...], descriptor: int, where: str) -> None:
+    """Sees that a chunk has the size that it should decode to, as far as that takes no reading of it all."""
+    if array.compressor is None:
+        size = os.fstat(descriptor).st_size
+        if size != array.chunk_bytes:
+            raise SourceError(f"{where}: {size} bytes, the chunk has {array.chunk_bytes}")
+    elif not frame_header(_read(os.pread, where, descriptor, MAX_HEADER, 0), array.chunk_bytes, where).has_size:
+        check_chunk(array, index)

@@ -1,11 +1,11 @@
 """Checks a compressed chunk from outside: is the file one whole zstd frame of the right size.
 
 A truncated or overwritten file is found without decoding it: the size in the header must be the chunk's (AXLearn's
-frames have one; a frame without is taken), and the chain of blocks must end exactly where the file ends (RFC 8878,
-section 3.1.1). Damage inside a block is not seen, for AXLearn's frames carry no checksum.
+frames have one), and the chain of blocks must end exactly where the file ends (RFC 8878, section 3.1.1). Damage inside
+a block is not seen, for AXLearn's frames carry no checksum.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from converter.errors import SourceError
 
@@ -19,6 +19,14 @@ CHECKSUM_BYTES = 4
 RESERVED_BLOCK, RLE_BLOCK = 3, 1
 MAX_BLOCK = 128 << 10
 RESERVED_BIT, DICTIONARY_FLAG = 0x08, 0x03
+
+
+class FrameHeader(NamedTuple):
+    """A frame's start: how long it is, whether a checksum follows the blocks, whether the content size is given."""
+
+    length: int
+    has_checksum: bool
+    has_size: bool
 
 
 class FrameCheck:
@@ -79,7 +87,7 @@ class FrameCheck:
             return
         data, self._held = self._held, b""
         if not self._next:
-            self._next, self._has_checksum = frame_header(data, self._content_size, self._where)
+            self._next, self._has_checksum, _ = frame_header(data, self._content_size, self._where)
             self._wanted = BLOCK_HEADER
             return
         fields = int.from_bytes(data, "little")
@@ -98,16 +106,13 @@ def header_bytes(start: bytes) -> int:
     return FRAME_START + (not single_segment) + DICTIONARY_BYTES[start[4] & 3] + _size_bytes(start[4])
 
 
-def frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool]:
+def frame_header(data: bytes, content_size: int, where: str) -> FrameHeader:
     """Reads the header of a frame.
 
     Args:
       data: the first `MAX_HEADER` bytes of the file, or all that there are.
       content_size: bytes that the frame must decode to.
       where: the chunk, for messages.
-
-    Returns:
-      The header's length, and whether a checksum follows the blocks.
 
     Raises:
       SourceError: this is no zstd frame, or one of another content size.
@@ -125,7 +130,7 @@ def frame_header(data: bytes, content_size: int, where: str) -> tuple[int, bool]
         found = int.from_bytes(data[length - size_bytes : length], "little") + (256 if size_bytes == 2 else 0)
         if found != content_size:
             raise SourceError(f"{where}: decodes to {found} bytes, the chunk has {content_size}")
-    return length, bool(descriptor & 4)
+    return FrameHeader(length, bool(descriptor & 4), bool(size_bytes))
 
 
 def _size_bytes(descriptor: int) -> int:

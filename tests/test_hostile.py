@@ -161,13 +161,14 @@ def bomb(size: int, content_size: bool) -> bytes:
 
 @pytest.mark.parametrize("content_size", [True, False])
 @pytest.mark.parametrize("path", [EXPERTS, QKV, SCALE], ids=["passed", "rewritten", "scale"])
-def test_a_chunk_that_expands_past_its_size(path: str, content_size: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [["--check"], ["--link"], []], ids=["check", "link", "plain"])
+def test_a_chunk_that_expands_past_its_size(path: str, content_size: bool, option: list[str], tmp_path: Path) -> None:
     dims = {**SMALL, "embed": 128, "moe_mlp": 512, "head_dim": 2048}
     source = write_checkpoint(tmp_path / STEP, envy_tensors(dims))
     key = ".".join("0" * len(envy_shapes(dims)[path]))
     file = source / "gda" / path / key
     file.write_bytes(bomb(1 << 30, content_size)[: file.stat().st_size * 2])
-    message = harmless(3, "convert", "-q", source, tmp_path / "out", "--check", "--max-memory", "64MiB")
+    message = harmless(3, "convert", "-q", source, tmp_path / "out", *option, "--max-memory", "64MiB")
     assert f"{path}: chunk {key}" in message
     nothing_left(tmp_path, STEP)
 

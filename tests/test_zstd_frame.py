@@ -168,7 +168,7 @@ def test_what_is_no_whole_frame(fault: str) -> None:
 
 
 def test_the_header_says_where_the_blocks_begin_and_whether_a_checksum_follows() -> None:
-    assert frame_header(ABC, 3, "w") == (6, False)
-    assert frame_header(header(0x04, 0x58) + block(RLE, 9, b"x"), 9, "w") == (6, True)
-    assert frame_header(header(0x40, 0x58, 1, 0) + block(RLE, 257, b"x"), 257, "w") == (8, False)
-    assert frame_header(header(0xE4, *(3).to_bytes(8, "little")), 3, "w") == (13, True)
+    assert frame_header(ABC, 3, "w") == (6, False, True)
+    assert frame_header(header(0x04, 0x58) + block(RLE, 9, b"x"), 9, "w") == (6, True, False)
+    assert frame_header(header(0x40, 0x58, 1, 0) + block(RLE, 257, b"x"), 257, "w") == (8, False, True)
+    assert frame_header(header(0xE4, *(3).to_bytes(8, "little")), 3, "w") == (13, True, True)
