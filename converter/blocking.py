@@ -1,8 +1,9 @@
 """Cuts the work on one array into blocks that fit a memory budget.
 
 A block covers whole source chunks, so that each is decoded once, and whole target chunks, so that each is encoded once.
-Only free axes are cut (see `axis_map`); every other dimension is whole in each block. Where a single source chunk is
-larger than a block may be, the chunk is decoded as a stream and cut into slabs along its slowest axes.
+Only free axes are cut (see `axis_map`); every other dimension is whole in each block. A large chunk is decoded as a
+stream of slabs, cut along its slowest axes: each goes to its place in the block's targets, or where the chunk is larger
+than a block may be, each is a block.
 """
 
 import itertools
@@ -20,7 +21,7 @@ GROUPED_BLOCK = 8 << 20
 """Chunks smaller than this are handled several at a time."""
 
 SLAB = 2 << 20
-"""Decoded bytes that are put into their places while they are still in the processor's cache."""
+"""Decoded bytes to aim at for a slab: they are put into their places while they are still in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +88,44 @@ def plan_blocks(
     if size(chunk) <= min(limit, MAX_TARGET_CHUNK) or (size(chunk) <= limit and not streamable):
         step = _grow(axis_map, chunk, size, min(limit, GROUPED_BLOCK))
         slab = None
-        if streamable and step == chunk and size(step) > SLAB and _is_one_chunk(axis_map, source_chunks[0]):
+        if streamable and step == chunk and size(step) > SLAB and is_one_chunk(axis_map, source_chunks[0]):
             slab = _shrink(axis_map, source_chunks, chunk, size, SLAB)
-        return Blocking(step, step, slab, _target_chunks(axis_map, source_chunks, chunk), size(step))
+        return Blocking(
+            step, step, slab if slab != step else None, _target_chunks(axis_map, source_chunks, chunk), size(step)
+        )
     if not streamable:
         raise BlockTooLarge(size(chunk))
     step = _shrink(axis_map, source_chunks, chunk, size, min(limit, MAX_TARGET_CHUNK))
     if size(step) > limit:
         raise BlockTooLarge(size(step))
-    return Blocking(step, chunk, step, _target_chunks(axis_map, source_chunks, step), size(step))
+    return Blocking(
+        step, chunk, step if step != chunk else None, _target_chunks(axis_map, source_chunks, step), size(step)
+    )
 
 
-def slab_bytes(axis_map: AxisMap, blocking: Blocking, item_size: int) -> int:
-    """Decoded bytes of the largest slab; of the block where it is decoded whole."""
-    if blocking.slab is None:
-        return blocking.block_bytes
-    return item_size * math.prod(axis_map.cut(blocking.slab).source_shapes[0])
+def slab_moving_elements(axis_map: AxisMap, blocking: Blocking, copies: int) -> int:
+    """Elements in memory while a block's targets are filled slab by slab and then encoded.
 
-
-def cut_chunks(axis_map: AxisMap, blocking: Blocking) -> list[tuple[int, ...]]:
-    """The chunk shapes of those targets of which some block is not just one whole chunk."""
+    Args:
+      axis_map: the whole array's map.
+      blocking: one with slabs that are parts of blocks.
+      copies: how often a slab is in memory while it is moved.
+    """
+    assert blocking.slab is not None
     shapes = axis_map.cut(blocking.step).target_shapes
     at_edge = any(axis_map.sizes[axis.name] % blocking.step[axis.name] for axis in axis_map.free_axes)
-    return [chunk for chunk, shape in zip(blocking.target_chunks, shapes, strict=True) if at_edge or chunk != shape]
+    # A chunk that is not the whole of its block is cut out of it before it is encoded.
+    cut = [math.prod(c) for c, shape in zip(blocking.target_chunks, shapes, strict=True) if at_edge or c != shape]
+    slab = math.prod(axis_map.cut(blocking.slab).source_shapes[0])
+    return sum(map(math.prod, shapes)) + slab * copies + max(cut, default=0)
+
+
+def is_one_chunk(axis_map: AxisMap, chunk: tuple[int, ...]) -> bool:
+    """Whether a source chunk is whole along each dimension that is no free axis."""
+    free = {axis.source_dims[0] for axis in axis_map.free_axes}
+    return all(
+        n >= m for dim, (n, m) in enumerate(zip(chunk, axis_map.source_shapes[0], strict=True)) if dim not in free
+    )
 
 
 def groups(axis_map: AxisMap, blocking: Blocking) -> Iterator[Span]:
@@ -181,14 +197,6 @@ def _grow(axis_map: AxisMap, chunk: Mapping[str, int], size, most: int) -> dict[
                 return step
             step = wider
     return step
-
-
-def _is_one_chunk(axis_map: AxisMap, chunk: tuple[int, ...]) -> bool:
-    """Whether a source chunk is whole along each dimension that is no free axis."""
-    free = {axis.source_dims[0] for axis in axis_map.free_axes}
-    return all(
-        n >= m for dim, (n, m) in enumerate(zip(chunk, axis_map.source_shapes[0], strict=True)) if dim not in free
-    )
 
 
 def _shrink(

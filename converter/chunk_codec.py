@@ -1,8 +1,8 @@
 """Decodes and encodes single chunks in as little memory and as few copies as possible.
 
-TensorStore would do, at twice the CPU time and three times the memory (BENCHMARKS.md): here a chunk is decoded straight
-into the block it belongs to, and encoded piece by piece into its file. Chunks that are compressed with something else
-than zstd are left to TensorStore (see `block_reader`).
+TensorStore would do, at twice the CPU time and three times the memory (BENCHMARKS.md): here a chunk is decoded slab by
+slab, and encoded piece by piece into the memory that its file is written from. Chunks that are compressed with
+something else than zstd are left to TensorStore (see `block_reader`).
 """
 
 import functools

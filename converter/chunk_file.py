@@ -210,8 +210,11 @@ def _take_memory() -> mmap.mmap:
         return _spare_memory.pop()
     except IndexError:
         memory = mmap.mmap(-1, WRITE_SIZE)
-        # In large pages the kernel finds the memory of a direct write in a few steps.
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        try:
+            # In large pages the kernel finds the memory of a direct write in a few steps.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except (OSError, AttributeError):
+            pass  # a hint, where there is such a thing
         return memory
 
 

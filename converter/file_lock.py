@@ -4,10 +4,12 @@ import errno
 import fcntl
 import hashlib
 import os
-import tempfile
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems without locks answer, such as Lustre where it is mounted without `flock`."""
+
+LOCAL = "/tmp"
+"""A directory of the machine; not `TMPDIR`, which may differ from one process to the next."""
 
 
 class FileLock:
@@ -16,8 +18,8 @@ class FileLock:
     def __init__(self, path: str):
         """Takes the lock.
 
-        On a file system without locks, a file in the machine's directory of temporary files is locked instead: that
-        keeps the processes of one machine apart.
+        On a file system without locks, a file below `LOCAL` is locked instead: that keeps one user's processes on one
+        machine apart.
 
         Raises:
           BlockingIOError: another process holds it.
@@ -32,7 +34,7 @@ class FileLock:
                 if error.errno not in NO_LOCKS:
                     raise
                 name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-                self._take(os.path.join(tempfile.gettempdir(), f"ax2mt-{os.getuid()}-{name}.lock"))
+                self._take(os.path.join(LOCAL, f"ax2mt-{os.getuid()}-{name}.lock"))
         except BaseException:
             self.close()
             raise
@@ -50,5 +52,6 @@ class FileLock:
             os.close(self._descriptors.pop())
 
     def _take(self, path: str) -> None:
-        self._descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptors.append(os.open(path, flags, 0o644))
         fcntl.flock(self._descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)

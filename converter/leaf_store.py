@@ -17,7 +17,7 @@ from converter.chunk_file import ChunkFile, open_chunk_file
 from converter.digest import start_chunk
 from converter.errors import DestinationError, SourceError
 from converter.memory import format_size
-from converter.ocdbt import CHUNKS, NODES, write_index
+from converter.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.plan import Leaf
 
 READ_SIZE = 4 << 20
@@ -25,6 +25,8 @@ TAKE_SIZE = 1 << 20
 """Small enough that what was encoded is still in the processor's cache when it is summed."""
 
 CRC_BYTES = 4
+ROOT = os.path.join(NODES, "root")
+"""The node of a leaf's OCDBT database."""
 
 
 class LeafStore:
@@ -68,7 +70,7 @@ class LeafStore:
         try:
             write_index(
                 self.directory,
-                os.path.join(NODES, "root"),
+                ROOT,
                 {f"{self._database_key}/{key}": path for key, path in values.items()},
             )
         except OSError as error:
@@ -129,9 +131,12 @@ class LeafStore:
         return True
 
     def missing_files(self) -> int:
-        """How many chunks are not there, by their names alone; the metadata counts too."""
+        """How many files of the finished leaf are not there, by their names alone."""
         chunks = (os.path.join(self._chunk_directory, key) for key in self._chunk_keys())
-        return sum(not os.path.isfile(path) for path in itertools.chain([self._metadata_path()], chunks))
+        others = [self._metadata_path()]
+        if self._database_key is not None:
+            others += [os.path.join(self.directory, name) for name in (MANIFEST_NAME, ROOT)]
+        return sum(not os.path.isfile(path) for path in itertools.chain(others, chunks))
 
     def _chunk_keys(self) -> Iterator[str]:
         return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))

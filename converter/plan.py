@@ -2,11 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from converter.axis_map import AxisMap
-from converter.blocking import Blocking, BlockTooLarge, count_blocks, cut_chunks, plan_blocks, slab_bytes
+from converter.blocking import (
+    Blocking,
+    BlockTooLarge,
+    count_blocks,
+    is_one_chunk,
+    plan_blocks,
+    slab_moving_elements,
+)
 from converter.chunk_codec import FEED_SIZE, can_decode
 from converter.encoding import STORES, Encoding
 from converter.errors import UsageError
@@ -28,7 +35,7 @@ COPIERS = 2
 """Threads that only copy chunks, beside those that rewrite first: copying waits for the disk, rewriting for a core."""
 
 REWRITE_MEMORY = 3 * FEED_SIZE
-"""Bytes that decoding and encoding a block take beside the block: compressed pieces on their way."""
+"""Bytes that decoding and encoding a block take beside the block: the decoder's window, and pieces being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +302,8 @@ def _cut(
             raise BudgetTooSmall(PASS_MEMORY)
         return None, (tuple(array.chunks[dim] for dim in permutation),), PASS_MEMORY
     streamable = len(arrays) == 1 and can_decode(arrays[0])
-    copies = 2 + (permutation is None) + (0 if all(map(can_decode, arrays)) else 2)
+    is_joined = len(arrays) == 1 and not is_one_chunk(axis_map, arrays[0].chunks)
+    copies = 2 + (permutation is None) + is_joined + (0 if all(map(can_decode, arrays)) else 2)
     limit = (options.max_memory - REWRITE_MEMORY) // copies
     source_chunks = [array.chunks for array in arrays]
     try:
@@ -304,9 +312,11 @@ def _cut(
         raise BudgetTooSmall(error.smallest * copies + REWRITE_MEMORY) from None
     held = blocking.block_bytes * copies
     if blocking.slab is not None and not blocking.streamed:
-        # The targets are filled slab by slab; a chunk that is not the whole of its target is cut out of it.
-        held = blocking.block_bytes + slab_bytes(axis_map, blocking, arrays[0].item_size) * copies
-        held += arrays[0].item_size * max(map(math.prod, cut_chunks(axis_map, blocking)), default=0)
+        by_slabs = slab_moving_elements(axis_map, blocking, copies) * arrays[0].item_size
+        if by_slabs + REWRITE_MEMORY <= options.max_memory:
+            held = by_slabs
+        else:  # the limit was made for whole blocks
+            blocking = replace(blocking, slab=None)
     return blocking, blocking.target_chunks, held + REWRITE_MEMORY
 
 

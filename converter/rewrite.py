@@ -24,7 +24,7 @@ class Rewriter:
 
         Args:
           task: the task.
-          stop: ends a long group early.
+          stop: ends a streamed group early; it must not be counted as done then.
           computed: leaf path to a whole value that is written in place of the moved one.
         """
         assert task.blocking is not None
@@ -132,7 +132,10 @@ class Rewriter:
         slab = tuple(min(steps.get(dim, length), length) for dim, length in enumerate(array.chunks))
         spans = blocking.slabs(group, self.blocking)
         span = next(spans, None)
-        for parts in zip(*(slabs(array, chunk, slab) for chunk in chunks), strict=True):
+        # One buffer for each chunk: a slab is used up before the next is asked for.
+        buffers = [np.empty(slab, storage_dtype(array.dtype)) for _ in chunks]
+        streams = [slabs(array, chunk, slab, buffer) for chunk, buffer in zip(chunks, buffers, strict=True)]
+        for parts in zip(*streams, strict=True):
             if span is None:
                 continue  # padding at the end of an edge chunk; decoded to the end so that nothing can hide there
             box = source_box(axis_map, span, 0)
@@ -144,6 +147,8 @@ class Rewriter:
                 continue
             yield span, _join(box, starts, [values for _, values in parts])
             span = next(spans, None)
+        if span is not None:
+            raise RuntimeError(f"{array.path}: the slabs of chunk {chunks[0]} do not cover it")
 
 
 def leaf_chunks(leaf: Leaf, box: Box) -> Iterator[tuple[int, ...]]:

@@ -92,6 +92,7 @@ class _Engine:
         self.counts = Counts()
         self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.stop = threading.Event()
+        self.failure: BaseException | None = None
         self.lock = threading.Lock()
         self.rewrites = self._units(rewrite=True)
         self.copies = self._units(rewrite=False)
@@ -105,8 +106,8 @@ class _Engine:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 self.stop.set()
-        for future in futures:
-            future.result()
+        if self.failure is not None:
+            raise self.failure
         return Written(self.digests, self.counts, self.budget.peak)
 
     def _worker(self, *queues: "Iterator[tuple[_TaskWork, Unit]]") -> None:
@@ -117,7 +118,9 @@ class _Engine:
                 if job is None:
                     return
                 self._do(*job)
-        except BaseException:
+        except BaseException as error:
+            with self.lock:
+                self.failure = self.failure or error
             self.stop.set()
             raise
 
@@ -125,6 +128,8 @@ class _Engine:
         with self.budget.hold(work.task.memory):
             work.open(self.stage)
             done = unit()
+        if self.stop.is_set():
+            return  # the unit may have stopped half way, and nothing is made of this run any more
         self.progress.advance(done)
         with self.lock:
             work.open_units -= 1

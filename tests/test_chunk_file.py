@@ -1,5 +1,6 @@
 """Chunk files: the same bytes on every way to the disk, and nothing left of what was not finished."""
 
+import errno
 import mmap
 import os
 import random
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from converter import chunk_file
 from converter.chunk_file import PAGE, PART, WRITE_SIZE, ChunkFile, DirectFile, open_chunk_file
 
 SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, WRITE_SIZE - 1, WRITE_SIZE, WRITE_SIZE + 1, 3 * WRITE_SIZE + 5 * PAGE + 7]
@@ -112,3 +114,17 @@ def test_elsewhere_nothing_is_shared_and_the_file_is_still_empty(mounted: Callab
     file.write(BYTES[:100])
     file.commit()
     assert (disk / "chunk").read_bytes() == BYTES[:100]
+
+
+def test_a_system_without_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(chunk_file, "_spare_memory", [])
+    monkeypatch.setattr(chunk_file.mmap, "mmap", Small)
+    file = ChunkFile(str(tmp_path / "chunk"))
+    file.room()[:3] = b"abc"
+    file.added(3)
+    file.commit()
+    assert (tmp_path / "chunk").read_bytes() == b"abc"

@@ -14,8 +14,9 @@ from converter.convert import Request, Result, convert, expected_bytes
 from converter.destination import RESERVE
 from converter.encoding import STORES
 from converter.errors import DestinationError, InexactError, SourceError, UsageError
-from converter.plan import Options
+from converter.plan import Options, make_plan
 from converter.progress import Silent
+from converter.source import open_source
 from converter.stage import SUFFIX
 from tests.conftest import AXLEARN, MAXTEXT
 from tests.helpers.axlearn_checkpoint import (
@@ -222,6 +223,22 @@ def test_chunks_that_are_moved_slab_by_slab(
     assert slabs[EXPERTS]
     assert slabs[QKV]
     assert not any(task.blocking.streamed for task in result.plan.tasks if task.blocking)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
+
+
+def test_no_task_is_planned_with_more_memory_than_there_is(big_tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
+    place = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks={EXPERTS: (3, 16, 256, 512)})
+    source = open_source(str(place))
+    for mebibytes in range(13, 150):
+        made = make_plan(source, Options(rewrite=True, max_memory=mebibytes << 20))
+        assert max(task.memory for task in made.tasks) <= mebibytes << 20
+
+
+def test_an_edge_chunk_under_a_budget_between_the_ways_to_move_it(
+    big_tensors: dict[str, np.ndarray], tmp_path: Path, newest_orbax: Restorer
+) -> None:
+    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks={EXPERTS: (3, 16, 256, 512)})
+    run(source, tmp_path / "out", rewrite=True, max_memory=62 << 20)
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
 
 

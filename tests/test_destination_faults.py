@@ -223,7 +223,18 @@ def vanish_finished(root: Path) -> None:
         shutil.rmtree(leaf)
 
 
-VANISHINGS: dict[str, Callable[[Path], None]] = {"the work area": vanish_whole, "finished leaves": vanish_finished}
+def vanish_index(root: Path) -> None:
+    """What says which chunks there are; the chunks stay."""
+    for name in ("zarr.json", ".zarray", "manifest.ocdbt"):
+        for file in root.rglob(name):
+            file.unlink()
+
+
+VANISHINGS: dict[str, Callable[[Path], None]] = {
+    "the work area": vanish_whole,
+    "finished leaves": vanish_finished,
+    "their metadata": vanish_index,
+}
 
 
 @pytest.mark.parametrize("when", ["during the work", "after the work"])

@@ -43,7 +43,7 @@ def test_a_file_system_without_locks(number: int, tmp_path: Path, monkeypatch: p
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr("converter.file_lock.LOCAL", str(elsewhere))
     held = FileLock(str(disk / "lock"))
     assert held.is_in_place()
     assert len(list(elsewhere.iterdir())) == 1

@@ -21,7 +21,7 @@ from converter.routes import REWRITE
 from converter.source import open_source
 from converter.stage import Stage
 from converter.stream import Counts, Written, run
-from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, expected_leaves, write_checkpoint
+from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
 
 EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
@@ -231,6 +231,26 @@ def test_a_failure_ends_all_workers_and_is_told_as_it_is(source: Path, tmp_path:
         worked(plan, tmp_path, progress=told, jobs=3)
     assert caught.value.message == f"{EXPERTS}: chunk 0.2.0.1: {file} cannot be read: No such file or directory"
     assert told.units < sum(task.units for task in plan.tasks)
+
+
+@pytest.mark.parametrize("store", ["files", "ocdbt"])
+def test_a_streamed_leaf_that_another_failure_stopped_is_not_finished(store: str, tmp_path: Path) -> None:
+    tensors = envy_tensors({**SMALL, "embed": 256, "moe_mlp": 512, "experts": 16, "repeats": 4})
+    source = write_checkpoint(tmp_path / "step_00000100", tensors)
+    damaged = source / "gda" / EXPERTS.replace("wi_0", "wi_1") / "0.0.0.0"
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 4])
+    # Two arrays of one chunk each, side by side as slabs; one is damaged, and fails while the other is under way.
+    plan = planned(source, rewrite=True, store=store, max_memory=28 << 20)
+    assert sum(task.blocking.streamed for task in plan.tasks if task.blocking) >= 2
+    for number in range(3):
+        place = tmp_path / str(number)
+        place.mkdir()
+        told = Told()
+        with pytest.raises(SourceError, match=r"wi_1_weight: chunk 0\.0\.0\.0: .*ends too early"):
+            worked(plan, place, progress=told)
+        stage = staged(plan, place)
+        assert not any(stage.open_leaf(leaf).missing_files() for leaf in plan.leaves if leaf.path in told.finished)
+        stage.close()
 
 
 def test_computed_values_take_the_place_of_moved_ones(
