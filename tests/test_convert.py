@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter import blocking
-from converter.convert import Request, Result, convert, expected_bytes
-from converter.destination import RESERVE
 from converter.encoding import STORES
-from converter.errors import DestinationError, InexactError, SourceError, UsageError
-from converter.plan import Options, make_plan
-from converter.progress import Silent
-from converter.source import open_source
+from converter.errors import DestinationError, InexactError, SourceError
 from converter.stage import SUFFIX
 from tests.conftest import AXLEARN, MAXTEXT
 from tests.helpers.axlearn_checkpoint import (
@@ -27,20 +21,13 @@ from tests.helpers.axlearn_checkpoint import (
     write_checkpoint,
 )
 from tests.helpers.compare import assert_same_leaves
+from tests.helpers.conversion import run
 from tests.helpers.restorer import Restorer
 
 QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
 OUT = f"{STACK}/layer1/self_attention/attention/o_proj/weight"
 EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
 EMBEDDING = "model/decoder/emb/token_emb/weight"
-
-
-REQUEST = ("jobs", "overwrite", "fresh", "require_exact", "step", "settings")
-
-
-def run(source: Path, target: Path, **options: Any) -> Result:
-    request = {name: options.pop(name) for name in REQUEST if name in options}
-    return convert(Request(str(source), str(target), Options(**options), **request), Silent())
 
 
 def maxtexts_leaves(orbax: Restorer, name: str, *, untie: bool = False) -> dict[str, np.ndarray]:
@@ -172,83 +159,6 @@ def test_signed_zeros_infinities_and_nan_payloads_survive(
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
 
 
-BIG = {**SMALL, "embed": 256, "moe_mlp": 512, "experts": 16, "repeats": 4}
-"""wi_0, wi_1 and wo have 32 MiB each."""
-
-TIGHT = 14 << 20
-
-
-@pytest.fixture(scope="session")
-def big_tensors() -> dict[str, np.ndarray]:
-    return envy_tensors(BIG)
-
-
-@pytest.mark.parametrize("compressor", ["zstd", None])
-def test_an_array_and_a_chunk_far_larger_than_the_budget(
-    compressor: str | None, big_tensors: dict[str, np.ndarray], tmp_path: Path, newest_orbax: Restorer
-) -> None:
-    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, compressor=compressor)
-    result = run(source, tmp_path / "out", max_memory=TIGHT, rewrite=True)
-    task = next(task for task in result.plan.tasks if task.sources[0].path == EXPERTS)
-    assert task.blocking
-    assert task.blocking.streamed
-    assert task.sources[0].chunk_bytes > 2 * TIGHT
-    assert result.plan.totals.memory <= TIGHT
-    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
-
-
-def test_streamed_edge_chunks(big_tensors: dict[str, np.ndarray], tmp_path: Path, newest_orbax: Restorer) -> None:
-    chunks = {EXPERTS: (3, 7, 200, 500), QKV: (3, 200, 8, 6), OUT: (3, 256, 4, 6)}
-    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks=chunks)
-    result = run(source, tmp_path / "out", max_memory=TIGHT, rewrite=True)
-    task = next(task for task in result.plan.tasks if task.sources[0].path == EXPERTS)
-    assert task.blocking
-    assert task.blocking.streamed
-    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
-
-
-@pytest.mark.parametrize("chunks", [{}, {EXPERTS: (3, 7, 200, 500), QKV: (3, 200, 8, 6), OUT: (3, 256, 4, 6)}])
-def test_chunks_that_are_moved_slab_by_slab(
-    chunks: dict[str, tuple[int, ...]],
-    big_tensors: dict[str, np.ndarray],
-    tmp_path: Path,
-    newest_orbax: Restorer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(blocking, "SLAB", 4000)
-    monkeypatch.setattr(blocking, "GROUPED_BLOCK", 4000)
-    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks=chunks)
-    result = run(source, tmp_path / "out", rewrite=True)
-    slabs = {task.sources[0].path: task.blocking.slab for task in result.plan.tasks if task.blocking}
-    assert slabs[EXPERTS]
-    assert slabs[QKV]
-    assert not any(task.blocking.streamed for task in result.plan.tasks if task.blocking)
-    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
-
-
-def test_no_task_is_planned_with_more_memory_than_there_is(big_tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
-    place = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks={EXPERTS: (3, 16, 256, 512)})
-    source = open_source(str(place))
-    for mebibytes in range(13, 150):
-        made = make_plan(source, Options(rewrite=True, max_memory=mebibytes << 20))
-        assert max(task.memory for task in made.tasks) <= mebibytes << 20
-
-
-def test_an_edge_chunk_under_a_budget_between_the_ways_to_move_it(
-    big_tensors: dict[str, np.ndarray], tmp_path: Path, newest_orbax: Restorer
-) -> None:
-    source = write_checkpoint(tmp_path / "step_00000100", big_tensors, chunks={EXPERTS: (3, 16, 256, 512)})
-    run(source, tmp_path / "out", rewrite=True, max_memory=62 << 20)
-    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(big_tensors))
-
-
-def test_a_budget_that_no_block_fits(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "step_00000100", envy_tensors())
-    with pytest.raises(UsageError, match=r"--max-memory 64 bytes is too small: .* give --max-memory (\d+)MiB or more"):
-        run(source, tmp_path / "out", max_memory=64)
-    assert sorted(os.listdir(tmp_path)) == ["step_00000100"]
-
-
 def test_layers_are_told_apart_by_number_not_by_text(tmp_path: Path, newest_orbax: Restorer) -> None:
     # Twelve repeats: an order by text would put 10 and 11 before 2.
     tensors = envy_tensors({**SMALL, "repeats": 12})
@@ -361,10 +271,3 @@ def test_the_source_is_not_touched(tmp_path: Path) -> None:
     run(source, tmp_path / "out")
     after = {path: (path.stat().st_mtime_ns, path.stat().st_nlink) for path in source.rglob("*") if path.is_file()}
     assert after == before
-
-
-def test_expected_bytes_cover_what_is_written(big_tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "step_00000100", big_tensors)
-    result = run(source, tmp_path / "out", untie=True, rewrite=True)
-    assert result.written_bytes == sum(f.stat().st_size for f in (tmp_path / "out").rglob("*") if f.is_file())
-    assert result.written_bytes < expected_bytes(result.plan) + RESERVE

@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 
 from converter import orbax as commit_module
 from converter.cli import run as run_cli
-from converter.errors import DestinationError
 from converter.plan import Leaf
 from converter.stage import JOURNAL_SUFFIX, SUFFIX, Stage
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
@@ -307,52 +305,3 @@ def test_faults_that_orbax_wraps(
     message = refused(capsys, 5, source, tmp_path / "out")
     assert "No space left" in message
     nothing_left(tmp_path, f"out{SUFFIX}", f"out{JOURNAL_SUFFIX}")
-
-
-def test_two_runs_at_once(
-    source: Path,
-    tensors: dict[str, np.ndarray],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    newest_orbax: Restorer,
-) -> None:
-    target = tmp_path / "out"
-    check_whole = Stage.check_whole
-    second: list[subprocess.CompletedProcess[str]] = []
-
-    def meanwhile(stage: Stage, leaves: Any) -> None:
-        second.append(limited(source, target, "files", None))
-        check_whole(stage, leaves)
-
-    monkeypatch.setattr(Stage, "check_whole", meanwhile)
-    assert run_cli(["convert", "-q", str(source), str(target)]) == 0
-    assert [done.returncode for done in second] == [5]
-    assert second[0].stderr.startswith(f"ax2mt: {target}{SUFFIX}: another ax2mt works on this destination")
-    capsys.readouterr()
-    nothing_left(tmp_path, "out")
-    assert_same_leaves(newest_orbax.restore(target), expected_leaves(tensors))
-
-
-def test_a_lock_that_was_made_anew_is_not_ours(tmp_path: Path) -> None:
-    first = Stage(str(tmp_path / "out"), "files", ())
-    shutil.rmtree(first.root)
-    second = Stage(str(tmp_path / "out"), "files", ())
-    with pytest.raises(DestinationError, match="vanished"):
-        first.check_whole(())
-    second.check_whole(())
-    first.close()
-    second.close()
-
-
-def test_the_lock_of_a_dead_process_is_not_in_the_way(source: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    script = (
-        "import os, signal, sys; from converter.stage import Stage; Stage(sys.argv[1], 'files', ()); "
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(target)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert (Path(f"{target}{SUFFIX}") / "lock").exists()
-    assert run_cli(["convert", "-q", str(source), str(target)]) == 0
-    nothing_left(tmp_path, "out")
