@@ -105,8 +105,11 @@ def test_a_link_is_the_source_itself(place: Path) -> None:
     for _ in range(2):
         assert link_chunk(array, (1, 0), leaf) == SIZE
     assert (place / "leaf" / "chunks" / "0.1").samefile(place / "source" / "1.0")
-    assert leaf.missing_files() == 1
+    assert leaf.missing_files() == 3  # the other chunk, and the database's node and manifest
     assert not leaf.digests
+    link_chunk(array, (0, 0), leaf)
+    leaf.finish()
+    assert leaf.missing_files() == 0
 
 
 def test_metadata_that_finds_no_room_leaves_no_open_file(mounted: Callable[[str, int], Path]) -> None:
