@@ -61,7 +61,7 @@ def find_step(path: str, step: int | None = None) -> str:
     """Finds the step directory that a user's path means.
 
     Args:
-      path: a step directory, a `checkpoints` directory, or the trainer directory above it.
+      path: a step directory, a `checkpoints` directory, or the trainer directory above it; local, see `location`.
       step: the wanted step; None for the latest committed one.
 
     Returns:
@@ -70,13 +70,10 @@ def find_step(path: str, step: int | None = None) -> str:
     Raises:
       SourceError: nothing is there, or no such step is committed; the message names the steps there are.
     """
-    path = os.path.expanduser(path)
-    if re.match(r"[a-z0-9]+://", path):
-        raise SourceError(f"{path}: remote storage is not supported; copy the step directory to a file system first")
     if not os.path.isdir(path):
         found = "is no directory" if os.path.lexists(path) else "does not exist"
         raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
-    if os.path.lexists(os.path.join(path, "index")) or os.path.isdir(os.path.join(path, "gda")):
+    if is_step(path):
         _check_committed(path)
         named = step_number(path)
         if step is not None and named != step:
@@ -101,6 +98,11 @@ def find_step(path: str, step: int | None = None) -> str:
             "the training was stopped before a save finished"
         )
     return steps[max(committed)]
+
+
+def is_step(path: str) -> bool:
+    """Whether a directory is a step, committed or not, rather than one above steps."""
+    return os.path.lexists(os.path.join(path, "index")) or os.path.isdir(os.path.join(path, "gda"))
 
 
 def list_steps(path: str) -> dict[int, str]:

@@ -12,12 +12,14 @@ import numpy as np
 
 from converter import __version__
 from converter.axlearn import is_committed
+from converter.checkpoint_kind import check_order
 from converter.committer import Commit, Committer, StagedLeaf
 from converter.destination import check_destination, check_overlap, check_space, flush, publish, resolve_destination
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.leaf_store import write_error
+from converter.location import locate
 from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
@@ -109,6 +111,8 @@ def convert(request: Request, progress: Progress, committer: Committer | None = 
 
 
 def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
+    destination = resolve_destination(request.destination)
+    check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
     source = open_source(
         request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
     )
@@ -119,11 +123,11 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     mismatches = pair_mismatches(source, computed)
     if request.require_exact:
         check_exact(mismatches, plan.options.qk_norm)
-    if finish_published(request.destination, conversion):
-        destination, written, resumed = resolve_destination(request.destination), Written(), True
+    if finish_published(destination, conversion):
+        written, resumed = Written(), True
     else:
-        check_overlap(resolve_destination(request.destination), request.source)
-        destination = check_destination(request.destination, source.checkpoint.directory, overwrite=request.overwrite)
+        check_overlap(destination, request.source)
+        destination = check_destination(destination, source.checkpoint.directory, overwrite=request.overwrite)
         written, resumed = _stage_and_publish(
             request, source, plan, destination, conversion, computed, progress, committer
         )
@@ -159,7 +163,7 @@ def _stage_and_publish(
         text = config_yaml(conversion["maxtext.yml"], _origin(source))
         written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
         _finish(plan, stage, written, text, committer)
-        if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
+        if file_digest(source) != conversion["source files"] or not is_committed(source.checkpoint.directory):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         stage.mark_published()
         publish(stage.output, destination, os.path.join(stage.root, REPLACED))
@@ -180,7 +184,7 @@ def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str,
     leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
     return {
         "version": __version__,
-        "source": os.path.realpath(plan.source),
+        "source": os.path.realpath(source.checkpoint.directory),
         "step": plan.step,
         "source files": file_digest(source),
         "mapping": f"{plan.table} {plan.table_digest[:16]}",

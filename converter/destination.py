@@ -2,11 +2,13 @@
 
 import ctypes
 import os
-import re
 import shutil
 
+from converter.checkpoint_kind import AXLEARN, checkpoint_kind
+from converter.chunk_file import PART
 from converter.digest import RECEIPT_NAME
-from converter.errors import DestinationError
+from converter.errors import DestinationError, SourceError
+from converter.location import check_committable, locate
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
 
@@ -15,13 +17,24 @@ SUFFIX = ".ax2mt-wip"
 
 JOURNAL_SUFFIX = ".ax2mt-wip.json"
 
+LONGEST_NAME = 255
+"""Bytes of a name, where the file system does not say."""
+
+LONGEST_PATH = 4096
+LONGEST_BELOW = 512
+"""Bytes of a path in Linux, and those that a chunk's path takes below the destination at most, temporary names too."""
+
 RESERVE = 64 << 20
 """Bytes that must stay free beyond what we expect to write: metadata, and chunks that compress a little worse."""
 
 
 def resolve_destination(path: str) -> str:
-    """The absolute path that a user's path means; a link to a directory is followed, for it cannot be replaced."""
-    target = os.path.abspath(os.path.expanduser(path))
+    """The absolute path that a user's path means; a link to a directory is followed, for it cannot be replaced.
+
+    Raises:
+      DestinationError: it is not a local path.
+    """
+    target = locate(path, DestinationError).path
     return os.path.realpath(target) if os.path.isdir(target) else target
 
 
@@ -37,14 +50,12 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
       The destination as an absolute path.
 
     Raises:
-      DestinationError: it is remote, overlaps the source, or exists and is not empty (or with `overwrite`, holds
-        something else than a MaxText checkpoint).
+      DestinationError: it is remote, overlaps the source, has a name that no checkpoint can be read under, or exists
+        and is not empty (or with `overwrite`, holds something else than a MaxText checkpoint).
     """
-    if re.match(r"[a-z0-9]+://", path):
-        raise DestinationError(f"{path}: remote storage is not supported; write to a file system and copy from there")
-    if not is_unicode(path):
-        raise DestinationError(f"{path}: this name is not valid UTF-8, and Orbax cannot write there; give another name")
     target = resolve_destination(path)
+    check_committable(target, DestinationError)
+    _check_length(target)
     check_overlap(target, source)
     if os.path.ismount(target):
         raise DestinationError(f"{target}: is a mount point, which cannot be replaced; give a directory below it")
@@ -58,6 +69,8 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
         raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
     if not names:
         return target
+    if checkpoint_kind(target) == AXLEARN:
+        raise DestinationError(f"{target}: is an AXLearn checkpoint, which is never replaced; give a new directory")
     if not overwrite:
         raise DestinationError(f"{target}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
     if not is_maxtext_checkpoint(target):
@@ -68,13 +81,21 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     return target
 
 
-def is_unicode(path: str) -> bool:
-    """Whether a path's name is text: Linux allows any bytes, the libraries that write checkpoints do not."""
+def _check_length(target: str) -> None:
+    """Refuses names that leave no room for the work area's name beside them, or for the files below."""
+    parent, name = os.path.split(target)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
     try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        longest = os.pathconf(parent, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        longest = LONGEST_NAME
+    length, room = len(os.fsencode(name)), longest - len(JOURNAL_SUFFIX + PART)
+    if length > room:
+        raise DestinationError(f"{target}: the name is too long: {length} bytes, at most {room}; give a shorter name")
+    length, room = len(os.fsencode(target)), LONGEST_PATH - LONGEST_BELOW
+    if length > room:
+        raise DestinationError(f"{target}: the path is too long: {length} bytes, at most {room}; give a shorter path")
 
 
 def check_overlap(target: str, source: str) -> None:
@@ -87,7 +108,7 @@ def check_overlap(target: str, source: str) -> None:
     Raises:
       DestinationError: they overlap, symbolic links followed.
     """
-    real, real_source = os.path.realpath(target), os.path.realpath(os.path.expanduser(source))
+    real, real_source = os.path.realpath(target), os.path.realpath(locate(source, SourceError).path)
     for place in (real, real + SUFFIX, real + JOURNAL_SUFFIX):
         if os.path.commonpath([place, real_source]) in (place, real_source):
             raise DestinationError(f"{place}: overlaps the source {source}; give a directory outside of it")

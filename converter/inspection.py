@@ -8,9 +8,10 @@ from typing import Any
 
 from converter.axlearn import is_committed, list_steps, read_checkpoint, step_number
 from converter.digest import METADATA_KEY, RECEIPT_NAME
-from converter.errors import Ax2mtError
+from converter.errors import Ax2mtError, SourceError
+from converter.location import locate, unreadable_name
 from converter.maxtext import CONFIG_NAME
-from converter.maxtext_reader import Target, open_target
+from converter.maxtext_reader import Target, find_items, read_target
 from converter.zarr2 import read_array
 
 MAX_ENTRIES = 20_000
@@ -62,17 +63,25 @@ KINDS = (
 
 
 def inspect(path: str) -> Inspection:
-    """Looks at a path; the kinds are KINDS. Raises nothing for anything that can be on a file system."""
+    """Looks at a path; the kinds are KINDS. Nothing that can be on a file system is an error.
+
+    Raises:
+      SourceError: the path is no local one.
+    """
+    place = locate(path, SourceError).path
     try:
-        return _inspect(path)
+        result = _inspect(path, place)
     except OSError as error:
         return Inspection(path, "unreadable", f"cannot be read: {error.strerror}")
     except ValueError as error:
         return Inspection(path, "unreadable", f"no path: {error}")
+    problem = unreadable_name(place)
+    if problem:
+        result.missing.append(f"a name that can be read: {problem}")
+    return result
 
 
-def _inspect(path: str) -> Inspection:
-    place = os.path.expanduser(path)
+def _inspect(path: str, place: str) -> Inspection:
     if not os.path.lexists(place):
         return Inspection(path, "absent", "nothing is there")
     if not os.path.exists(place):
@@ -86,12 +95,12 @@ def _inspect(path: str) -> Inspection:
         return _axlearn_step(path, place)
     if "gda" in names:
         return _uncommitted_step(path, place)
-    if WIP_SUFFIX in os.path.basename(place.rstrip("/")) or ORBAX_TEMPORARY in os.path.basename(place.rstrip("/")):
+    if WIP_SUFFIX in os.path.basename(place) or ORBAX_TEMPORARY in os.path.basename(place):
         return _half_written(path, place, names)
     steps = list_steps(place)
     if steps:
         return _trainer(path, steps)
-    target = _maxtext(path)
+    target = _maxtext(path, place)
     if target is not None:
         return target
     if any(ORBAX_TEMPORARY in name for name in names) or os.path.isdir(os.path.join(place, "0", "items")):
@@ -99,8 +108,8 @@ def _inspect(path: str) -> Inspection:
     result = Inspection(path, "directory", "a directory, but no checkpoint")
     result.facts["entries"] = len(names)
     result.missing.append("step_* directories, index and gda/ (AXLearn) or <step>/items/_METADATA (MaxText)")
-    if os.path.lexists(place.rstrip("/") + WIP_SUFFIX):
-        result.facts["unfinished_conversion"] = place.rstrip("/") + WIP_SUFFIX
+    if os.path.lexists(place + WIP_SUFFIX):
+        result.facts["unfinished_conversion"] = place + WIP_SUFFIX
     return result
 
 
@@ -168,9 +177,9 @@ def _orbax_step(path: str, place: str) -> Inspection:
     return result
 
 
-def _maxtext(path: str) -> Inspection | None:
+def _maxtext(path: str, place: str) -> Inspection | None:
     try:
-        target = open_target(path)
+        target = read_target(find_items(place))
     except Ax2mtError:
         return None
     result = Inspection(path, "maxtext-checkpoint", "a MaxText/Orbax checkpoint")
@@ -209,6 +218,8 @@ def _target_leaves(target: Target) -> list[LeafInfo]:
     """Array metadata of a MaxText checkpoint: from JSON files, or through TensorStore out of an OCDBT database."""
     leaves: list[LeafInfo] = []
     context = None
+    if target.use_ocdbt and unreadable_name(target.items):
+        return []
     for key, path in list(target.leaves.items())[:MAX_ARRAYS]:
         try:
             if target.use_ocdbt:

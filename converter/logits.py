@@ -17,7 +17,8 @@ import numpy as np
 
 from converter.axlearn_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
-from converter.errors import DestinationError, UsageError
+from converter.errors import DestinationError, SourceError, UsageError
+from converter.location import check_readable, locate
 from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
 from converter.memory import format_size, peak_resident
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
@@ -80,7 +81,9 @@ def open_weights(path: str, *, step: int | None = None, mapping: str | None = No
       UsageError: `--step` or `--mapping` was given for a MaxText checkpoint.
       SourceError: it is neither, or damaged.
     """
-    if maxtext_items(os.path.expanduser(path)) is not None:
+    place = locate(path, SourceError)
+    check_readable(place.path, SourceError)
+    if maxtext_items(place.path) is not None:
         if step is not None or mapping is not None:
             raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
         return maxtext_weights(path), False
@@ -116,10 +119,11 @@ def open_model(
             )
         return Model(weights, AXLEARN, "AXLearn", "AXLearn's Envy")
     has_unembedding = "unembedding" in weights.top
-    file = config_file(path)
+    place = locate(path, SourceError)
+    file = config_file(place.path)
     config = read_config(file, list(settings), has_unembedding=has_unembedding)
     semantics = maxtext_semantics(config, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
-    origin = file or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
+    origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
     changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]
     return Model(weights, semantics, "MaxText", f"{origin}{' with ' + ', '.join(changes) if changes else ''}")
 
@@ -194,10 +198,11 @@ def _write_file(out: str, tokens: Tokens, vocabulary: int, collect: Callable[[Ca
         raise UsageError(f"--out {out}: expected a file that ends in .npz or .jsonl")
     if out.endswith(".npz") and not tokens.rectangular:
         raise UsageError(f"--out {out}: sequences of different lengths do not fit an .npz; write a .jsonl")
-    part = out + ".part"
+    file = locate(out, DestinationError).path
+    part = file + ".part"
     try:
         writer(part, tokens, vocabulary, collect)
-        os.replace(part, out)
+        os.replace(part, file)
     except OSError as error:
         raise DestinationError(f"--out {out}: cannot be written: {error.strerror or error}") from None
     finally:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from converter.array_view import View
+from converter.checkpoint_kind import check_pair
 from converter.envy_model import Variant, run, working_memory
-from converter.errors import SourceError, VerificationError
+from converter.errors import DestinationError, SourceError, VerificationError
 from converter.fidelity import PairMismatch, scale_mismatches
+from converter.location import locate
 from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.logits_metrics import Bucket, Difference, Distance, exceeded
@@ -118,20 +120,18 @@ def open_pair(
     """Opens both checkpoints.
 
     Raises:
-      SourceError: one of them is damaged, or is not of its kind.
+      UsageError: they are swapped.
+      SourceError, DestinationError: one of them is damaged, or is not of its kind.
       VerificationError: the destination's tensors cannot make the source's model.
     """
+    check_pair(locate(source, SourceError), locate(destination, DestinationError))
     first = open_model(source, step=step, mapping=mapping)
-    if first.kind != "AXLearn":
-        raise SourceError(f"{source} is a MaxText checkpoint; expected SRC to be the AXLearn checkpoint, DST MaxText's")
     try:
         second = open_model(destination, settings=settings, norm_after_rope=norm_after)
     except SourceError as error:
         if not error.details:
             raise
         raise VerificationError(error.message, error.details) from None
-    if second.kind != "MaxText":
-        raise SourceError(f"{destination} is an AXLearn checkpoint; expected DST to be the MaxText checkpoint")
     problems = _unlike(first.weights, second.weights)
     if problems:
         raise VerificationError(

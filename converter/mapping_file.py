@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from converter.errors import MappingError
+from converter.location import locate
 from converter.mapping import MappingTable
 from converter.mapping_rows import (
     read_choice,
@@ -43,7 +44,7 @@ def find_mapping(name: str) -> MappingTable:
     """
     if name in table_names():
         return load_mapping(table_path(name))
-    if not os.path.isfile(name):
+    if not os.path.isfile(locate(name, MappingError).path):
         raise MappingError(f"no mapping {name!r}: bundled are {', '.join(table_names())}, and no such file exists")
     return load_mapping(name)
 
@@ -54,8 +55,9 @@ def load_mapping(path: str) -> MappingTable:
     Raises:
       MappingError: the file cannot be read, is no TOML, or its content is wrong; `details` lists all faults.
     """
+    place = locate(path, MappingError).path
     try:
-        with open(path, "rb") as file:
+        with open(place, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

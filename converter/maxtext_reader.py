@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from converter.errors import VerificationError
+from converter.errors import DestinationError, VerificationError
+from converter.location import check_readable, locate
 from converter.mapping import MappingTable
 from converter.matching import join
 
@@ -155,12 +156,11 @@ def find_items(path: str) -> str:
     """The directory of arrays that a user's path means.
 
     Args:
-      path: the directory above the steps (its latest step is meant), a step, or the arrays themselves.
+      path: the directory above the steps (its latest step is meant), a step, or the arrays themselves; local.
 
     Raises:
       VerificationError: there is no MaxText checkpoint.
     """
-    path = os.path.abspath(os.path.expanduser(path))
     for place in (path, os.path.join(path, "items")):
         if os.path.isfile(os.path.join(place, "_METADATA")):
             return place
@@ -175,13 +175,32 @@ def find_items(path: str) -> str:
     raise VerificationError(f"{path}: no MaxText checkpoint here; expected <step>/items/_METADATA")
 
 
+def has_items(path: str) -> bool:
+    """Whether a path means a MaxText checkpoint whose tree is described."""
+    try:
+        return os.path.isfile(os.path.join(find_items(path), "_METADATA"))
+    except VerificationError:
+        return False
+
+
 def open_target(path: str) -> Target:
-    """Reads the metadata of a checkpoint; see `find_items` for the paths that are understood.
+    """Reads the metadata of the checkpoint that a user names; see `find_items` for the paths that are understood.
 
     Raises:
-      VerificationError: there is none, or its tree cannot be read.
+      DestinationError: the path is not a local one, or no library can read arrays there.
+      VerificationError: there is no checkpoint, or its tree cannot be read.
     """
-    items = find_items(path)
+    place = locate(path, DestinationError).path
+    check_readable(place, DestinationError)
+    return read_target(find_items(place))
+
+
+def read_target(items: str) -> Target:
+    """Reads the metadata of a checkpoint from its directory of arrays, an absolute path.
+
+    Raises:
+      VerificationError: the tree cannot be read.
+    """
     step_directory = os.path.dirname(items)
     name = os.path.basename(step_directory)
     tree = read_json(os.path.join(items, "_METADATA"))

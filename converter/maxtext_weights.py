@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from converter.array_view import StoredArray, View, open_store
 from converter.errors import SourceError
+from converter.location import locate
 from converter.maxtext import CONFIG_NAME, ITEMS
+from converter.maxtext_reader import find_items, has_items
 from converter.weights import Weights, layer_view
 
 MAX_METADATA_BYTES = 64 << 20
@@ -40,11 +42,7 @@ TOP = {
 
 def maxtext_items(path: str) -> str | None:
     """The directory of a MaxText checkpoint's items, for a path to the checkpoint, its step or the items themselves."""
-    for below in (ITEMS, "items", ""):
-        items = os.path.join(path, below) if below else path
-        if os.path.isfile(os.path.join(items, "_METADATA")):
-            return items
-    return None
+    return find_items(path) if has_items(path) else None
 
 
 def config_file(path: str) -> str | None:
@@ -62,19 +60,20 @@ def maxtext_weights(path: str) -> Weights:
     Raises:
       SourceError: there is no checkpoint, or it is damaged, or its shapes contradict each other.
     """
-    items = maxtext_items(os.path.expanduser(path))
+    place = locate(path, SourceError)
+    items = maxtext_items(place.path)
     if items is None:
-        raise SourceError(f"{path}: no MaxText checkpoint here; expected {ITEMS}/_METADATA below it")
+        raise SourceError(f"{place.given}: no MaxText checkpoint here; expected {ITEMS}/_METADATA below it")
     metadata = _read_json(os.path.join(items, "_METADATA"))
     leaves = _leaf_names(metadata, items)
     arrays = {leaf: _open_leaf(items, metadata, leaf) for leaf in leaves}
     missing = [f"missing: {TOP[name]}" for name in ("embedding", "final_norm") if TOP[name] not in arrays]
     layers = _maxtext_layers(arrays)
     if missing or not layers:
-        raise SourceError(f"{path}: no Envy checkpoint of MaxText", missing or ["no decoder/layers*"])
+        raise SourceError(f"{place.given}: no Envy checkpoint of MaxText", missing or ["no decoder/layers*"])
     top = {name: layer_view(arrays[leaf], None, 0) for name, leaf in TOP.items() if leaf in arrays}
     step = os.path.join(os.path.dirname(items.rstrip("/")), "_CHECKPOINT_METADATA")
-    weights = Weights(path, top, layers, _qk_norm(_read_json(step) if os.path.isfile(step) else {}))
+    weights = Weights(place.given, top, layers, _qk_norm(_read_json(step) if os.path.isfile(step) else {}))
     weights.check()
     return weights
 

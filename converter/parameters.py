@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from converter.axes import Expression, Product
 from converter.axis_map import AxisMap
 from converter.axis_sizes import product_size
-from converter.errors import MappingError, UsageError
+from converter.checkpoint_kind import check_pair
+from converter.errors import DestinationError, MappingError, SourceError, UsageError
+from converter.location import locate
 from converter.mapping import LAYER_AXIS, MappingTable
 from converter.mapping_file import load_bundled, load_mapping
 from converter.matching import Match, MatchedRow, Shape, match_table
@@ -160,6 +162,8 @@ def make_report(request: ParameterRequest) -> ParameterReport:
             match = match_table(match.table, shapes, options=frozenset({"untie"}))
         return report(match, shapes, request.model)
     options = frozenset({"untie"} if request.untie else ())
+    if request.destination is not None:
+        check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     source = open_source(
         request.source, step=request.step, mapping=request.mapping, options=options, metadata_only=True
     )
@@ -167,7 +171,7 @@ def make_report(request: ParameterRequest) -> ParameterReport:
     shapes = {name: entry.shape for name, entry in source.checkpoint.tensors.items()}
     if request.model is not None:
         check_model(match, find_published(tables, request.model)[0], request.model)
-    title = f"{source.checkpoint.directory} (step {source.checkpoint.step})"
+    title = f"{source.shown} (step {source.checkpoint.step})"
     if request.destination is None:
         return report(match, shapes, title)
     target = open_target(request.destination)

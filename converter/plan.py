@@ -244,7 +244,7 @@ def make_plan(source: Source, options: Options) -> Plan:
     for path, reason in match.dropped.items():
         dropped.setdefault(reason, []).append((path, math.prod(source.checkpoint.tensors[path].shape)))
     return Plan(
-        source=source.checkpoint.directory,
+        source=source.shown,
         step=source.checkpoint.step,
         table=match.table.name,
         table_digest=match.table.digest,

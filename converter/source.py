@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from converter.axlearn import Checkpoint, find_step, read_arrays, read_checkpoint
+from converter.checkpoint_kind import check_source
 from converter.errors import SourceError
+from converter.location import check_readable, locate
 from converter.mapping_file import load_bundled, load_mapping
 from converter.matching import Match, choose_table, match_table
 from converter.zarr2 import ArraySpec, audit_chunks
@@ -16,12 +18,14 @@ class Source:
 
     Attributes:
       checkpoint: the committed step.
+      shown: its directory in the user's words, for reports.
       match: the mapping table on its tensors.
       arrays: metadata of every tensor that is converted.
       stored_bytes: size of each such tensor's chunk files; empty where only metadata is there.
     """
 
     checkpoint: Checkpoint
+    shown: str
     match: Match
     arrays: Mapping[str, ArraySpec]
     stored_bytes: Mapping[str, int]
@@ -38,17 +42,21 @@ def open_source(
     """Finds, matches and audits a source, reading metadata only.
 
     Args:
-      path: a step directory or a trainer directory.
+      path: a step directory or a trainer directory, as a user writes it.
       step: the wanted step; None for the latest committed one.
       mapping: path of a user's own table; None to find the bundled one that fits.
       options: mapping options, such as `untie`.
       metadata_only: do not look for chunk files; a plan can be made of `index` and `.zarray` files alone.
 
     Raises:
-      SourceError: no committed step, or damaged metadata, or chunk files missing or of an impossible size.
+      SourceError: not a local path, no committed step, or damaged metadata, or chunk files missing or of an impossible
+        size.
       MappingError: the named table, or every bundled one, does not fit.
     """
-    checkpoint = read_checkpoint(find_step(path, step))
+    place = locate(path, SourceError)
+    check_readable(place.path, SourceError)
+    check_source(place)
+    checkpoint = read_checkpoint(find_step(place.path, step))
     shapes = {name: entry.shape for name, entry in checkpoint.tensors.items()}
     if mapping is None:
         match = choose_table(load_bundled(), shapes, options)
@@ -57,7 +65,7 @@ def open_source(
     used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
     arrays = read_arrays(checkpoint, used)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
-    return Source(checkpoint, match, arrays, stored)
+    return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
 
 
 def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from converter.chunk_file import PART
-from converter.destination import JOURNAL_SUFFIX, SUFFIX, resolve_destination
+from converter.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
 from converter.file_lock import FileLock
 from converter.leaf_store import LeafStore, write_error
@@ -207,10 +207,9 @@ def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
     Raises:
       DestinationError: another process works on this destination.
     """
-    target = resolve_destination(destination)
-    if not os.path.exists(journal_path(target)) or not os.path.isdir(target):
+    if not os.path.exists(journal_path(destination)) or not os.path.isdir(destination):
         return False
-    stage = Stage(target, "", ())
+    stage = Stage(destination, "", ())
     found, published = stage.read_journal()
     if not published or found != conversion or os.path.exists(stage.output):
         stage.close()

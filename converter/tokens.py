@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from converter.errors import UsageError
+from converter.location import locate
 
 BUILT_IN_LENGTH = 512
 """Long enough for positions past 400: errors of RoPE grow with the position."""
@@ -62,7 +63,8 @@ def read_tokens(file: str, vocabulary: int) -> Tokens:
       UsageError: the file is missing, or is not of this form.
     """
     try:
-        sequences = _read_npz(file) if file.endswith(".npz") else _read_lines(file)
+        place = locate(file, UsageError).path
+        sequences = _read_npz(file, place) if file.endswith(".npz") else _read_lines(file, place)
     except OSError as error:
         raise UsageError(f"--tokens {file}: cannot be read: {error.strerror or error}") from None
     return _tokens(sequences, vocabulary, file)
@@ -81,11 +83,11 @@ def _tokens(sequences: Sequence[np.ndarray], vocabulary: int, origin: str) -> To
     return Tokens(ids.astype(np.int32), bounds, origin)
 
 
-def _read_npz(file: str) -> list[np.ndarray]:
+def _read_npz(file: str, place: str) -> list[np.ndarray]:
     import zipfile
 
     try:
-        with np.load(file, allow_pickle=False) as content:
+        with np.load(place, allow_pickle=False) as content:
             ids = content.get("input_ids", None)
     except (ValueError, zipfile.BadZipFile) as error:
         raise UsageError(f"--tokens {file}: no .npz file: {error}") from None
@@ -94,8 +96,8 @@ def _read_npz(file: str) -> list[np.ndarray]:
     return list(ids.astype(np.int64))
 
 
-def _read_lines(file: str) -> list[np.ndarray]:
-    with open(file, "rb") as stream:
+def _read_lines(file: str, place: str) -> list[np.ndarray]:
+    with open(place, "rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"--tokens {file}: larger than {MAX_FILE_BYTES >> 20} MiB")

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from converter.checkpoint_kind import check_pair
 from converter.diagnosis import Diagnostician
 from converter.digest import METADATA_KEY
-from converter.errors import UsageError, VerificationError
+from converter.errors import DestinationError, SourceError, UsageError, VerificationError
+from converter.location import locate
 from converter.matching import match_table
 from converter.maxtext_reader import Target, TargetArray, evident_options, open_target, orbax_problems
 from converter.memory import peak_resident, reuse_freed_memory
@@ -58,14 +60,16 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
 
     Raises:
       SourceError: the source cannot be read.
+      DestinationError: the destination is not a local path, or an AXLearn checkpoint.
       MappingError: no table fits the source.
       VerificationError: there is no checkpoint at the destination, or its metadata is beyond reading.
-      UsageError: the memory budget is too small.
+      UsageError: source and destination are swapped, or the memory budget is too small.
     """
     started = time.monotonic()
     reuse_freed_memory()
     if request.sample is not None and not 0 < request.sample <= 1:
         raise UsageError(f"--sample {request.sample}: expected a fraction above 0 and up to 1")
+    check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     target = open_target(request.destination)
     source, untie = _open_source(request, target)
     plan = make_plan(source, Options(untie=untie, max_memory=request.max_memory, rewrite=True))

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from converter.checkpoint_kind import check_alone
 from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
-from converter.errors import UsageError, VerificationError
+from converter.errors import DestinationError, UsageError, VerificationError
+from converter.location import locate
 from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY
@@ -35,10 +37,12 @@ def verify_digests(
 
     Raises:
       VerificationError: there is no checkpoint, or it carries no digests.
-      UsageError: a chunk is larger than the memory budget.
+      DestinationError: the path is not a local one.
+      UsageError: it is an AXLearn checkpoint, or a chunk is larger than the memory budget.
     """
     started = time.monotonic()
     reuse_freed_memory()
+    check_alone(locate(destination, DestinationError))
     target = open_target(destination)
     records = read_records(target.custom)
     receipt, _ = read_receipt(target.root)

@@ -46,10 +46,9 @@ def refusal(path: object, source: str, *, overwrite: bool = False) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("path", ["gs://bucket/out", "s3://bucket/out", "file:///out"])
+@pytest.mark.parametrize("path", ["gs://bucket/out", "S3://bucket/out"])
 def test_remote_storage(path: str, source: str) -> None:
-    expected = f"{path}: remote storage is not supported; write to a file system and copy from there"
-    assert refusal(path, source) == expected
+    assert refusal(path, source).startswith(f"{path}: remote storage is not supported; ")
 
 
 def test_what_is_there_is_not_written_over(source: str, tmp_path: Path) -> None:

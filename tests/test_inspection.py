@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from converter.errors import SourceError
 from converter.inspection import inspect
 
 DATA = Path(__file__).parent / "data"
@@ -27,9 +28,15 @@ def test_kinds(path: str, kind: str) -> None:
     assert inspect(str(DATA / path)).kind == kind
 
 
-@pytest.mark.parametrize("path", ["/", "/proc", "/dev/null", "", "a\0b"])
+@pytest.mark.parametrize("path", ["/", "/proc", "/dev/null", "a\\b", "\udcff", "x" * 5000])
 def test_odd_paths_do_not_fail(path: str) -> None:
     assert inspect(path).title
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "gs://bucket/run"])
+def test_what_is_no_local_path_is_refused(path: str) -> None:
+    with pytest.raises(SourceError):
+        inspect(path)
 
 
 def test_sockets_and_broken_links(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Turns what a user wrote for a path into an absolute local path: once, in the same way for every command.
+
+Everything behind this door works with absolute paths: TensorStore takes no others, and reads some characters in its own
+way. What the user wrote is kept beside it, for reports.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from converter.errors import Ax2mtError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)")
+
+REMOTE_SCHEMES = frozenset(("abfs", "abfss", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "s3", "s3a", "wasbs"))
+"""Schemes that are recognised with a single slash as well: a directory named `gs:` is rarely what was meant."""
+
+_LOCK = ".__lock"
+"""TensorStore's file driver takes such a name for one of its lock files, and refuses the path."""
+
+_EPATH_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")
+"""Roots that etils' epath, and Orbax with it, takes for buckets (etils/epath/gpath.py)."""
+
+_GCS_PREFIX = "gs:/"
+"""Orbax turns this into gs:// wherever it stands in a path (`_normalize_path` of its tensorstore_utils)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Location:
+    """A place on a local file system.
+
+    Attributes:
+      given: as the user wrote it.
+      path: its absolute path, without `.`, `..`, doubled or trailing slashes. Symbolic links are not followed, except
+        before a `..`, which leads to the parent of what the link points to.
+    """
+
+    given: str
+    path: str
+
+    def shown(self, path: str) -> str:
+        """A path at or below this place, in the user's words."""
+        below = os.path.relpath(path, self.path)
+        return self.given if below == "." else os.path.join(self.given, below)
+
+
+def locate(text: str, error: type[Ax2mtError]) -> Location:
+    """Finds the place that a user's path means; nothing needs to be there.
+
+    Args:
+      text: a path, relative or absolute, where a leading `~` is a home directory; or a `file://` URL.
+      error: what to raise; the exit code belongs to it.
+
+    Raises:
+      Ax2mtError: the path is empty, remote or of an unknown user, or there is no current directory to start from.
+    """
+    if not text:
+        raise error("empty path: expected a file or directory; is a shell variable unset?")
+    path = _from_url(text, error)
+    if path is None:
+        path = os.path.expanduser(text)
+        if path.startswith("~"):
+            raise error(f"{text}: no such user; write ./{text} for a name that begins with '~'")
+    if "\0" in path:
+        raise error(f"{text}: invalid path: it holds a zero byte")
+    try:
+        path = os.path.join(os.getcwd(), path)
+    except OSError as problem:
+        raise error(f"{text}: the current directory no longer exists ({problem.strerror}); cd to another") from None
+    # Only the file system knows where `..` leads from a symbolic link; "/." makes a `..` at the end one in the middle.
+    head, parent, tail = f"{path}/.".rpartition("/../")
+    path = os.path.join(os.path.realpath(head + "/.."), tail) if parent else path
+    # normpath keeps two leading slashes, which mean nothing on Linux and macOS.
+    return Location(given=text, path=re.sub("^//+", "/", os.path.normpath(path)))
+
+
+def check_readable(path: str, error: type[Ax2mtError]) -> None:
+    """Refuses names that the libraries which read and write arrays cannot open, or take for another path.
+
+    Args:
+      path: an absolute path.
+      error: what to raise.
+
+    Raises:
+      Ax2mtError: with the character, and what to do.
+    """
+    problem = unreadable_name(path)
+    if problem:
+        raise error(f"{path}: {problem}; rename the directory, or make a symbolic link to it and give the link")
+
+
+def check_committable(path: str, error: type[Ax2mtError]) -> None:
+    """Refuses names below which Orbax could never open a checkpoint.
+
+    Args:
+      path: the checkpoint's absolute path.
+      error: what to raise.
+
+    Raises:
+      Ax2mtError: with the part of the name, and what to do.
+    """
+    problem = unreadable_name(path)
+    root = next((root for root in _EPATH_ROOTS if f"{path}/".startswith(root)), None)
+    if not problem and root:
+        problem = f"Orbax takes a path that begins with {root} for {root[1:-1]}://"
+    if not problem and _GCS_PREFIX in f"{path}/":
+        problem = f"Orbax takes {_GCS_PREFIX} inside a path for gs://"
+    if problem:
+        raise error(f"{path}: {problem}, and could not open a checkpoint there; give another name")
+
+
+def unreadable_name(path: str) -> str:
+    """Why TensorStore cannot open arrays below an absolute path; empty where it can."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "the name is not valid UTF-8, which TensorStore and Orbax need"
+    if "\\" in path:
+        return r"TensorStore takes a backslash '\' in a name for '/'"
+    if any(part.endswith(_LOCK) for part in path.split("/")):
+        return f"TensorStore keeps names that end in '{_LOCK}' to itself"
+    return ""
+
+
+def _from_url(text: str, error: type[Ax2mtError]) -> str | None:
+    """The path of a file URL, None for what is no URL."""
+    match = _SCHEME.match(text)
+    if match is None:
+        return None
+    scheme, slashes = match[1].lower(), len(match[2])
+    if scheme != "file":
+        if slashes >= 2:
+            raise error(
+                f"{text}: remote storage is not supported; copy the checkpoint from or to a local file system, "
+                "and give the local path"
+            )
+        if scheme in REMOTE_SCHEMES:
+            raise error(
+                f"{text}: a URL has two slashes, {scheme}://{text[match.end() :]}, and remote storage is not "
+                f"supported; write ./{text} for a local directory of that name"
+            )
+        return None
+    host, path = "", text[len("file:") :]
+    if slashes >= 2:
+        host, slash, path = path[2:].partition("/")
+        path = slash + path
+    if host.lower() not in ("", "localhost"):
+        raise error(f"{text}: a file URL with the host {host!r}; a local one has three slashes: file:///path")
+    if not path.strip("/"):
+        raise error(f"{text}: a file URL without a path; expected file:///path")
+    if mark := re.search("[?#]", path):
+        code = f"%{ord(mark[0]):02X}"
+        raise error(f"{text}: '{mark[0]}' must be written {code} in a file URL; or give the plain path")
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path)))
