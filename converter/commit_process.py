@@ -30,11 +30,11 @@ def main() -> None:
     document = sys.stdin.buffer.read()
     if not document:
         return
-    refused = ""
+    refused: tuple[str, tuple[str, ...]] = ("", ())
     try:
         commit(decode(json.loads(document)))
     except DestinationError as error:
-        refused = error.message
+        refused = error.message, error.details
     json.dump({"refused": refused, "peak_memory": peak_resident()}, answers)
     answers.flush()
     # Nothing is left to do; jax takes a third of a second to take itself apart.

@@ -72,7 +72,7 @@ class Committer:
         """Makes the checkpoint.
 
         Raises:
-          DestinationError: the files cannot be linked or written.
+          DestinationError: the files cannot be linked or written, or not be read back.
           RuntimeError: something else went wrong.
         """
         if self._process is None:
@@ -87,8 +87,8 @@ class Committer:
             code = self._process.returncode
             raise RuntimeError(f"the process that commits the checkpoint ended with code {code}") from None
         self.peak_memory = result["peak_memory"]
-        if result["refused"]:
-            raise DestinationError(result["refused"])
+        if result["refused"][0]:
+            raise DestinationError(*result["refused"])
 
 
 def decode(document: dict[str, Any]) -> Commit:

@@ -260,14 +260,15 @@ def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> lis
     """What Orbax itself reports differently: the tree's leaves and shapes, by a stock metadata read."""
     import jax
     import orbax.checkpoint as ocp
+    from etils import epath
 
     # Orbax logs a warning for each file that it can do without.
     log = logging.getLogger("absl")
     log.addFilter(_nothing)
     try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            metadata: Any = checkpointer.metadata(target.items)
-        tree = metadata.item_metadata.tree
+        # The handler's own: a checkpointer logs what it cannot read, and returns nothing.
+        metadata: Any = ocp.PyTreeCheckpointHandler().metadata(epath.Path(target.items))
+        tree = getattr(metadata, "tree", metadata)
         pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
         found = {"/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): leaf for path, leaf in pairs}
     except Exception as error:

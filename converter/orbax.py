@@ -6,14 +6,19 @@ whatever version is installed. Only public interfaces are used.
 """
 
 import errno
+import glob
 import logging
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
+from converter.committed import check_committed
 from converter.committer import Commit, StagedLeaf
 from converter.errors import DestinationError
 from converter.leaf_store import free_text, write_error
@@ -23,27 +28,60 @@ ITEM = "items"
 
 
 def commit(work: Commit) -> None:
-    """Makes a committed checkpoint of all staged leaves, as `<output>/0/items`.
+    """Makes a committed checkpoint of all staged leaves, as `<output>/0/items`, and looks whether it can be read.
 
     Raises:
-      DestinationError: the files cannot be linked or written.
+      DestinationError: the files cannot be linked or written, or not be read back.
     """
-    logging.getLogger("absl").addFilter(_QUIET)
+    quiet = _Quiet(merges=work.store == "ocdbt")
+    logging.getLogger("absl").addFilter(quiet)
+    directory = work.output
     try:
-        _save(work)
+        with _without_wildcards(work.output) as directory:
+            _save(work, directory)
+        check_committed(work)
     except DestinationError:
         raise
     except Exception as error:
         # Orbax works in threads and wraps what happens there.
         system = _system_error(error)
         if system is not None:
-            raise write_error(os.fspath(system.filename or work.output), system) from None
+            path = os.fspath(system.filename or work.output).replace(directory, work.output)
+            raise write_error(path, system) from None
         if isinstance(error, ValueError):
-            what = str(error).splitlines()[0]
+            what = str(error).splitlines()[0].replace(directory, work.output)
             raise DestinationError(f"{work.output}: cannot be committed: {what}{free_text(work.output)}") from None
         raise
     finally:
-        logging.getLogger("absl").removeFilter(_QUIET)
+        logging.getLogger("absl").removeFilter(quiet)
+
+
+@contextmanager
+def _without_wildcards(directory: str) -> Iterator[str]:
+    """A path to a directory for Orbax, which lists databases to merge with glob: `[`, `*` and `?` would find none.
+
+    Raises:
+      DestinationError: such a path needs a symbolic link, and there is no place for one.
+    """
+    if glob.escape(directory) == directory:
+        yield directory
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="ax2mt-")
+    except OSError as error:
+        raise DestinationError(
+            f"{directory}: Orbax takes '*', '?' and '[' in a name for wildcards, and no directory can be made for a "
+            f"symbolic link to it ({error.strerror}); set TMPDIR to one that can be written"
+        ) from None
+    with folder as place:
+        if glob.escape(place) != place:
+            raise DestinationError(
+                f"{directory}: Orbax takes '*', '?' and '[' in a name for wildcards, and TMPDIR holds them too; set "
+                "TMPDIR to a directory without them"
+            )
+        parent, name = os.path.split(directory)
+        os.symlink(parent, os.path.join(place, "link"))
+        yield os.path.join(place, "link", name)
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
@@ -55,14 +93,14 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return None
 
 
-def _save(work: Commit) -> None:
+def _save(work: Commit, directory: str) -> None:
     registry = ocp.type_handlers.create_type_handler_registry((StagedLeaf, _LinkHandler()))
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=work.store == "ocdbt", use_zarr3=work.store != "zarr2", type_handler_registry=registry
     )
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True)
     with ocp.CheckpointManager(
-        work.output, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
+        directory, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
     ) as manager:
         items = ocp.args.PyTreeSave(_tree(work))  # pyright: ignore[reportCallIssue]
         saved = manager.save(
@@ -122,14 +160,13 @@ def _tree(work: Commit) -> dict[str, Any]:
 class _Quiet(logging.Filter):
     """What Orbax logs and the user need not read.
 
-    It warns that nothing in this tree is a jax.Array, and that there is no OCDBT to merge; both are intended. Errors of
-    its threads are logged with their traceback, and raised as well.
+    It warns that nothing in this tree is a jax.Array, and that there is no OCDBT to merge; the former is intended, the
+    latter for the other stores. Errors of its threads are logged with their traceback, and raised as well.
     """
 
+    def __init__(self, *, merges: bool):
+        super().__init__()
+        self._expected = ["No jax.Array in TypeHandlerRegistry", *([] if merges else ["Skipping merge of OCDBT"])]
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info and not any(
-            text in record.getMessage() for text in ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT")
-        )
-
-
-_QUIET = _Quiet()
+        return not record.exc_info and not any(text in record.getMessage() for text in self._expected)
