@@ -62,4 +62,4 @@ def _array_problems(leaf: StagedLeaf, target: Target, context: object) -> Iterat
         return
     missing = array.missing_chunks()
     if missing:
-        yield f"{leaf.path}: {len(missing)} chunks are missing, the first is {missing[0]}"
+        yield f"{leaf.path}: missing chunks: {len(missing)}, the first is {missing[0]}"
