@@ -14,12 +14,11 @@ from converter.destination import (
     check_destination,
     check_overlap,
     check_space,
-    flush,
     is_maxtext_checkpoint,
-    publish,
     resolve_destination,
 )
 from converter.errors import DestinationError
+from converter.publishing import flush, publish
 
 
 @pytest.fixture
