@@ -258,7 +258,7 @@ def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
       DestinationError: another process works on this destination, or it cannot be brought back.
     """
     target = resolve_destination(destination)
-    if not os.path.exists(journal_path(target)):
+    if not os.path.isfile(journal_path(target)):
         return False
     stage = Stage(target, "", ())
     found, published = stage.read_journal()
