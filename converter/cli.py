@@ -267,10 +267,11 @@ def run(arguments: list[str]) -> int:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except ResourceError as error:
-        return report_error(arguments, error.kind, f"{error.message}{_again(arguments)}", (), error.exit_code)
     except Ax2mtError as error:
-        return report_error(arguments, error.kind, error.message, error.details, error.exit_code)
+        # The others say themselves what has to be changed before the same command can work.
+        as_it_is = isinstance(error, ResourceError) or error.exit_code == Ax2mtError.exit_code
+        message = f"{error.message}{_again(arguments)}" if as_it_is else error.message
+        return report_error(arguments, error.kind, message, error.details, error.exit_code)
     except KeyboardInterrupt:
         return report_error(arguments, "interrupted", f"interrupted{_again(arguments)}", (), INTERRUPTED)
     except MemoryError as error:
