@@ -46,7 +46,7 @@ class ChunkFile:
     def __init__(self, path: str):
         self.path = path
         self._piece: mmap.mmap | None = None
-        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def clone(self, source: int) -> bool:
         """Makes the content that of another file, sharing its blocks on disk; tells whether the file system can.

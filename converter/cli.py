@@ -31,7 +31,7 @@ from converter.cli_arguments import (
 )
 from converter.cli_output import bar, report_error, show, speaker
 from converter.cli_verify import verify
-from converter.errors import Ax2mtError, VerificationError
+from converter.errors import Ax2mtError, ResourceError, VerificationError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C; also what Typer makes of it."""
@@ -268,11 +268,16 @@ def run(arguments: list[str]) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Ax2mtError as error:
-        return report_error(arguments, error.kind, error.message, error.details, error.exit_code)
+        # The others say themselves what has to be changed before the same command can work.
+        as_it_is = isinstance(error, ResourceError) or error.exit_code == Ax2mtError.exit_code
+        message = f"{error.message}{_again(arguments)}" if as_it_is else error.message
+        return report_error(arguments, error.kind, message, error.details, error.exit_code)
     except KeyboardInterrupt:
-        return report_error(
-            arguments, "interrupted", "interrupted; the same command goes on where this one stopped", (), INTERRUPTED
-        )
+        return report_error(arguments, "interrupted", f"interrupted{_again(arguments)}", (), INTERRUPTED)
+    except MemoryError as error:
+        why = f" ({error})" if str(error) else ""
+        text = f"out of memory{why}; give more of it, or a smaller --max-memory"
+        return report_error(arguments, "resources", f"{text}{_again(arguments)}", (), ResourceError("").exit_code)
     except BrokenPipeError:
         return 0
     except Exception as error:
@@ -282,4 +287,20 @@ def run(arguments: list[str]) -> int:
         if "-v" in arguments or "--verbose" in arguments:
             raise
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return report_error(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
+        return report_error(
+            arguments,
+            "internal",
+            f"internal error, please report it ({text}; -v shows where){_again(arguments)}",
+            (),
+            1,
+        )
+
+
+def _again(arguments: Sequence[str]) -> str:
+    """What the same command does after it was stopped, for the end of a message: only `convert` can resume."""
+    command = arguments[0] if arguments else ""
+    if command == "convert" and "--fresh" in arguments:
+        return "; run the same command without --fresh to resume"
+    if command == "convert":
+        return "; run the same command again to resume"
+    return "; run the same command again: it starts from the beginning" if command in ("verify", "logits") else ""

@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import sys
+import traceback
+from dataclasses import asdict
 
+from converter.committer import DONE, FAILED, NO_MEMORY, NOT_LOADED, REFUSED, Answer, decode
 from converter.errors import DestinationError
 from converter.memory import peak_resident
 
@@ -16,29 +19,46 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Commits what the parent sends, if it ever does."""
-    # Ctrl-C reaches us as well; what follows from it is for our parent to say.
+    # Ctrl-C and a scheduler's SIGTERM reach us as well; what follows from them is for our parent to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     # A sixth of the time that importing Orbax takes, and what is imported stays anyway.
     gc.disable()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is no answer
+    answer = _serve()
+    if answer is not None:
+        json.dump(asdict(answer), answers)
+        answers.flush()
+    # Nothing is left to do; jax takes a third of a second to take itself apart.
+    os._exit(0)
 
-    from converter.committer import decode
-    from converter.orbax import commit
 
+def _serve() -> Answer | None:
+    """Loads Orbax, waits for the work and does it; None where the parent wants nothing any more."""
+    try:
+        from converter.orbax import commit
+    except MemoryError:
+        return Answer(NO_MEMORY)
+    except Exception as error:
+        return Answer(NOT_LOADED, _line(error))
     document = sys.stdin.buffer.read()
     if not document:
-        return
-    refused: tuple[str, tuple[str, ...]] = ("", ())
+        return None
     try:
         commit(decode(json.loads(document)))
     except DestinationError as error:
-        refused = error.message, error.details
-    json.dump({"refused": refused, "peak_memory": peak_resident()}, answers)
-    answers.flush()
-    # Nothing is left to do; jax takes a third of a second to take itself apart.
-    os._exit(0)
+        return Answer(REFUSED, error.message, error.details)
+    except MemoryError:
+        return Answer(NO_MEMORY)
+    except Exception as error:
+        return Answer(FAILED, _line(error), traceback=traceback.format_exc())
+    return Answer(DONE, peak_memory=peak_resident())
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _die_with_parent() -> None:

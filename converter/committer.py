@@ -6,13 +6,15 @@ on another core, and does not hold up the threads that write them. A process tha
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from converter.errors import DestinationError
+from converter.errors import Ax2mtError, DestinationError, ResourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,18 @@ class Committer:
     """A process that gets ready to commit; a context, at whose end it is gone."""
 
     def __init__(self) -> None:
+        """Starts the process.
+
+        Raises:
+          ResourceError: the system has no room for it.
+        """
         self.peak_memory = 0
         self._process: subprocess.Popen[bytes] | None = None
         if "orbax.checkpoint" not in sys.modules:
-            self._process = _start()
+            try:
+                self._process = _start()
+            except OSError as error:
+                raise ResourceError(f"{PROCESS} cannot be started: {error.strerror}") from None
 
     def __enter__(self) -> "Committer":
         return self
@@ -68,11 +78,25 @@ class Committer:
             self._process.kill()
             self._process.communicate()
 
+    def check(self) -> None:
+        """Looks whether the process still waits for its work: there is no use in hours of staging without it.
+
+        Raises:
+          Ax2mtError: it could not load Orbax.
+          ResourceError: it was killed.
+          RuntimeError: it ended in another way.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            answer, _ = self._process.communicate()
+            _raise_failure(_parse(answer), answer, self._process.returncode)
+
     def commit(self, work: Commit) -> None:
         """Makes the checkpoint.
 
         Raises:
           DestinationError: the files cannot be linked or written, or not be read back.
+          Ax2mtError: the process could not load Orbax.
+          ResourceError: the process was killed, or ran out of memory.
           RuntimeError: something else went wrong.
         """
         if self._process is None:
@@ -81,14 +105,73 @@ class Committer:
             commit(work)
             return
         answer, _ = self._process.communicate(json.dumps(asdict(work)).encode())
-        try:
-            result = json.loads(answer)
-        except ValueError:
-            code = self._process.returncode
-            raise RuntimeError(f"the process that commits the checkpoint ended with code {code}") from None
-        self.peak_memory = result["peak_memory"]
-        if result["refused"][0]:
-            raise DestinationError(*result["refused"])
+        result = _parse(answer)
+        if result is None or result.outcome != DONE:
+            _raise_failure(result, answer, self._process.returncode)
+        else:
+            self.peak_memory = result.peak_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the process says at its end.
+
+    Attributes:
+      outcome: one of OUTCOMES.
+      message: what went wrong, in one line.
+      details: further lines, one a finding.
+      traceback: where, if that is a fault of the program.
+      peak_memory: the process's largest resident set, in bytes.
+    """
+
+    outcome: str
+    message: str = ""
+    details: Sequence[str] = ()
+    traceback: str = ""
+    peak_memory: int = 0
+
+
+DONE, REFUSED, NOT_LOADED, NO_MEMORY, FAILED = OUTCOMES = ("done", "refused", "not loaded", "no memory", "failed")
+
+PROCESS = "the process that commits the checkpoint"
+
+
+def _parse(answer: bytes) -> Answer | None:
+    """The answer, or None where it is none."""
+    try:
+        result = Answer(**json.loads(answer))
+    except (ValueError, TypeError):
+        return None
+    return result if result.outcome in OUTCOMES and isinstance(result.peak_memory, int) else None
+
+
+def _raise_failure(result: Answer | None, answer: bytes, code: int) -> NoReturn:
+    """Says what became of the process: what it told itself comes first, then what ended it."""
+    if result is None:
+        if code < 0:
+            raise ResourceError(f"{PROCESS} was {_killer(-code)}", -code)
+        said = f"answered {answer[:40]!r}" if answer else "gave no answer"
+        raise RuntimeError(f"{PROCESS} {said} and ended with code {code}")
+    if result.outcome == REFUSED:
+        raise DestinationError(result.message, result.details)
+    if result.outcome == NOT_LOADED:
+        raise Ax2mtError(f"{PROCESS} cannot load Orbax: {result.message}; repair this Python's packages")
+    if result.outcome == NO_MEMORY:
+        raise ResourceError(f"{PROCESS} ran out of memory")
+    error = RuntimeError(f"{PROCESS} failed: {result.message}" if result.message else f"{PROCESS} ended too early")
+    if result.traceback:
+        error.add_note(result.traceback)
+    raise error
+
+
+def _killer(number: int) -> str:
+    """What a signal is, in words."""
+    if number == signal.SIGKILL:
+        return f"killed by signal {number} (probably out of memory)"
+    try:
+        return f"killed by signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"killed by signal {number}"
 
 
 def decode(document: dict[str, Any]) -> Commit:

@@ -14,7 +14,7 @@ from converter import __version__
 from converter.axlearn import is_committed
 from converter.checkpoint_kind import check_order
 from converter.committer import Commit, Committer, StagedLeaf
-from converter.destination import check_destination, check_overlap, check_space, flush, publish, resolve_destination
+from converter.destination import check_destination, check_overlap, check_space, resolve_destination
 from converter.digest import Origin, metadata_entry, stored_record, write_receipt
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
@@ -24,14 +24,13 @@ from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_confi
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
+from converter.publishing import flush, prepare, publish
 from converter.qk_norm import fitted_scales
 from converter.routes import LINK
 from converter.source import Source, open_source
-from converter.stage import Stage, finish_published, tree_bytes
+from converter.stage import SOURCE_FILES, Stage, finish_published, tree_bytes
 from converter.stream import Written, run
 from converter.zarr2 import file_states
-
-REPLACED = "replaced"
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,7 @@ class Result:
       peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
       command: the command line to go on from.
+      leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
     """
 
     plan: Plan
@@ -90,6 +90,7 @@ class Result:
     peak_memory: int
     written_bytes: int
     command: str
+    leftover: str
 
 
 def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
@@ -102,7 +103,7 @@ def convert(request: Request, progress: Progress, committer: Committer | None = 
 
     Raises:
       Ax2mtError: one of the errors of `errors`; then there is no destination, and what was there before is untouched.
-        After a fault of the destination, and after an interruption, the work area stays for the next run.
+        After any of them the work area stays for the next run, unless the source has changed.
     """
     started = time.monotonic()
     reuse_freed_memory()
@@ -124,11 +125,11 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     if request.require_exact:
         check_exact(mismatches, plan.options.qk_norm)
     if finish_published(destination, conversion):
-        written, resumed = Written(), True
+        written, resumed, leftover = Written(), True, ""
     else:
         check_overlap(destination, request.source)
         destination = check_destination(destination, source.checkpoint.directory, overwrite=request.overwrite)
-        written, resumed = _stage_and_publish(
+        written, resumed, leftover = _stage_and_publish(
             request, source, plan, destination, conversion, computed, progress, committer
         )
     return Result(
@@ -141,6 +142,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
         command=train_command(destination),
+        leftover=leftover,
     )
 
 
@@ -153,30 +155,62 @@ def _stage_and_publish(
     computed: Mapping[str, np.ndarray],
     progress: Progress,
     committer: Committer,
-) -> tuple[Written, bool]:
+) -> tuple[Written, bool, str]:
     """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
     stage = Stage(destination, plan.options.store, plan.leaves)
-    keep = False
     try:
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
+        prepare(destination, stage.root)
         text = config_yaml(conversion["maxtext.yml"], _origin(source))
-        written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
+        written = run(
+            plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed, watch=committer.check
+        )
         _finish(plan, stage, written, text, committer)
-        if file_digest(source) != conversion["source files"] or not is_committed(source.checkpoint.directory):
+        if _has_changed(source, conversion):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
+        # Others may have put something there since we looked.
+        check_destination(destination, source.checkpoint.directory, overwrite=request.overwrite)
         stage.mark_published()
-        publish(stage.output, destination, os.path.join(stage.root, REPLACED))
-        return written, stage.resumed
-    except (DestinationError, KeyboardInterrupt):
-        keep = stage.holds_work()
-        raise
-    finally:
-        progress.close()
-        if keep:
+        publish(stage.output, destination, stage.replaced)
+    except BaseException as error:
+        if stage.holds_work() and _is_of_use(error, source, conversion):
+            if isinstance(error, SourceError):
+                stage.mark_source_fault()
             stage.close()
         else:
             stage.remove()
+        raise
+    finally:
+        progress.close()
+    return written, stage.resumed, stage.remove()
+
+
+def _is_of_use(error: BaseException, source: Source, conversion: Mapping[str, Any]) -> bool:
+    """Whether another run can go on after an error: always, unless the source is not what it was.
+
+    Who interrupts us does not wait until thousands of files are looked at: the next run sees what has changed.
+    """
+    if isinstance(error, DestinationError) or not isinstance(error, Exception):
+        return True
+    try:
+        return not _has_changed(source, conversion)
+    except Exception:
+        return True  # that it cannot be read now does not mean that it has changed
+
+
+def _has_changed(source: Source, conversion: Mapping[str, Any]) -> bool:
+    """Whether the source changed, or was removed, since the start.
+
+    Raises:
+      SourceError: that cannot be told.
+    """
+    try:
+        return file_digest(source) != conversion[SOURCE_FILES] or not is_committed(source.checkpoint.directory)
+    except SourceError as error:
+        if isinstance(error.__context__, FileNotFoundError | NotADirectoryError):
+            return True
+        raise
 
 
 def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +220,7 @@ def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str,
         "version": __version__,
         "source": os.path.realpath(source.checkpoint.directory),
         "step": plan.step,
-        "source files": file_digest(source),
+        SOURCE_FILES: file_digest(source),
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",

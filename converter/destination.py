@@ -1,6 +1,5 @@
-"""The destination: what is refused before any work, and how a finished checkpoint takes its place in one step."""
+"""The destination: what is refused before any work. How a checkpoint takes its place there is in `publishing`."""
 
-import ctypes
 import os
 import shutil
 
@@ -8,6 +7,7 @@ from converter.checkpoint_kind import AXLEARN, checkpoint_kind
 from converter.chunk_file import PART
 from converter.digest import RECEIPT_NAME
 from converter.errors import DestinationError, SourceError
+from converter.litter import without_litter
 from converter.location import check_committable, locate
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
@@ -64,7 +64,7 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     if not os.path.isdir(target):
         raise DestinationError(f"{target}: exists and is no directory; give a new directory")
     try:
-        names = os.listdir(target)
+        names = without_litter(os.listdir(target))
     except OSError as error:
         raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
     if not names:
@@ -76,9 +76,13 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     if not is_maxtext_checkpoint(target):
         raise DestinationError(
             f"{target}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
-            f"{CONFIG_NAME}, nothing else)"
+            f"{CONFIG_NAME}, nothing else); found {_shown(names)}"
         )
     return target
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_length(target: str) -> None:
@@ -115,8 +119,8 @@ def check_overlap(target: str, source: str) -> None:
 
 
 def is_maxtext_checkpoint(path: str) -> bool:
-    """Whether a directory holds MaxText checkpoints and nothing else."""
-    names = [name for name in os.listdir(path) if name not in (CONFIG_NAME, RECEIPT_NAME)]
+    """Whether a directory holds MaxText checkpoints and nothing else, apart from litter."""
+    names = [name for name in without_litter(os.listdir(path)) if name not in (CONFIG_NAME, RECEIPT_NAME)]
     return bool(names) and all(
         name.isdigit() and os.path.isfile(os.path.join(path, name, "items", "_METADATA")) for name in names
     )
@@ -136,79 +140,3 @@ def check_space(path: str, needed: int) -> None:
         raise DestinationError(
             f"{path}: too little room: {format_size(needed + RESERVE)} needed, {format_size(free)} free on {place}"
         )
-
-
-def flush(path: str) -> None:
-    """Makes a directory tree durable: its whole file system in one go where the system can, else file by file."""
-    if _sync_file_system(path):
-        return
-    for directory, _, files in os.walk(path, topdown=False):
-        for name in (*files, ""):
-            descriptor = os.open(os.path.join(directory, name) if name else directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def publish(finished: str, destination: str, replaced: str) -> None:
-    """Puts a finished checkpoint in its place.
-
-    Args:
-      finished: the checkpoint's directory, on the destination's file system.
-      destination: its final place.
-      replaced: where what was there goes.
-
-    Raises:
-      DestinationError: it cannot be renamed; what was there stays.
-    """
-    try:
-        if os.path.isdir(destination) and os.listdir(destination):
-            if not _exchange(finished, destination):
-                _replace(finished, destination, replaced)
-        else:
-            os.rename(finished, destination)
-        _flush_directory(os.path.dirname(destination))
-    except OSError as error:
-        raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
-
-
-def _replace(finished: str, destination: str, replaced: str) -> None:
-    """Two renames, where one is not to be had; what was there comes back if the second one fails."""
-    os.rename(destination, replaced)
-    try:
-        os.rename(finished, destination)
-    except OSError:
-        os.rename(replaced, destination)
-        raise
-
-
-def _sync_file_system(path: str) -> bool:
-    """Linux syncfs; tells whether it was done. An I/O error counts as not done, so that `flush` meets it by file."""
-    try:
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):
-        return False
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return syncfs(descriptor) == 0
-    finally:
-        os.close(descriptor)
-
-
-def _flush_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _exchange(first: str, second: str) -> bool:
-    """Swaps two directories in one step, where the system can (Linux renameat2); tells whether it did."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2
-    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0

@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from converter.litter import has_litter_in, without_litter
 from converter.ocdbt import CHUNKS, MANIFEST_NAME
 
 RECEIPT_NAME = "ax2mt.json"
@@ -142,6 +143,8 @@ def check_receipt(directory: str) -> list[tuple[str, str]]:
     findings: list[tuple[str, str]] = []
     present = set(metadata_files(directory))
     for path, record in expected.items():
+        if has_litter_in(path):
+            continue
         if path not in present:
             findings.append((path, "is missing"))
             continue
@@ -177,7 +180,7 @@ def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def metadata_files(directory: str) -> list[str]:
-    """All files below a checkpoint that hold no chunk of an array, without the receipt; sorted.
+    """All files below a checkpoint that hold no chunk of an array, without the receipt and litter; sorted.
 
     A directory with array metadata holds chunks only, besides that metadata; an OCDBT database that we wrote has its
     chunks in a directory of their own. Those that others wrote mix chunks with the tree: all of it counts as metadata.
@@ -198,13 +201,13 @@ def file_digest(path: str) -> dict[str, Any]:
 
 def _walk(directory: str) -> Iterable[str]:
     for place, directories, names in os.walk(directory):
-        directories.sort()
+        directories[:] = sorted(without_litter(directories))
         if MANIFEST_NAME in names and CHUNKS in directories:
             directories.remove(CHUNKS)
         arrays = [name for name in ("zarr.json", ".zarray") if name in names]
         if arrays:
             directories.clear()
-        for name in arrays or names:
+        for name in arrays or without_litter(names):
             yield os.path.relpath(os.path.join(place, name), directory)
 
 

@@ -68,3 +68,15 @@ class InexactError(Ax2mtError):
 
     exit_code = 7
     kind = "inexact"
+
+
+class ResourceError(Ax2mtError):
+    """The system killed a process of ours, or had no memory for it; neither data nor program is at fault."""
+
+    exit_code = 137
+    kind = "resources"
+
+    def __init__(self, message: str, signal: int = 9):
+        """Takes the message and the signal that killed the process; memory that ran out counts as the killer's, 9."""
+        super().__init__(message)
+        self.exit_code = 128 + signal

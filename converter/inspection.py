@@ -9,6 +9,7 @@ from typing import Any
 from converter.axlearn import is_committed, list_steps, read_checkpoint, step_number
 from converter.digest import METADATA_KEY, RECEIPT_NAME
 from converter.errors import Ax2mtError, SourceError
+from converter.litter import is_litter
 from converter.location import locate, unreadable_name
 from converter.maxtext import CONFIG_NAME
 from converter.maxtext_reader import Target, find_items, read_target
@@ -251,6 +252,8 @@ def _names(place: str) -> list[str]:
     names: list[str] = []
     with os.scandir(place) as entries:
         for entry in entries:
+            if is_litter(entry.name):
+                continue
             names.append(entry.name)
             if len(names) >= MAX_ENTRIES:
                 break
@@ -258,15 +261,17 @@ def _names(place: str) -> list[str]:
 
 
 def _size(place: str) -> dict[str, Any]:
-    """Bytes and files below a directory, as far as MAX_ENTRIES entries go."""
-    total = files = seen = 0
+    """Bytes and files below a directory, without litter, as far as MAX_ENTRIES entries go."""
+    total = files = litter = seen = 0
     waiting = [place]
     while waiting and seen < MAX_ENTRIES:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     seen += 1
-                    if entry.is_dir(follow_symlinks=False):
+                    if is_litter(entry.name):
+                        litter += 1
+                    elif entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         files += 1
@@ -275,7 +280,8 @@ def _size(place: str) -> dict[str, Any]:
                         break
         except OSError:
             continue
-    return {"files": files, "bytes": total, "size_complete": seen < MAX_ENTRIES}
+    size = {"files": files, "bytes": total, "size_complete": seen < MAX_ENTRIES}
+    return {**size, "litter": litter} if litter else size
 
 
 def _dtypes(leaves: list[LeafInfo]) -> dict[str, int]:

@@ -117,7 +117,7 @@ class LeafStore:
                 raise SourceError(f"{source}: was removed while the source was read") from None
             raise DestinationError(
                 f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
-                "file system that has hard links, drop it to copy"
+                "file system that has hard links; to copy, run the command without --link and with --fresh"
             ) from None
 
     def has_chunk(self, index: tuple[int, ...]) -> bool:

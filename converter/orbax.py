@@ -22,6 +22,7 @@ from converter.committed import check_committed
 from converter.committer import Commit, StagedLeaf
 from converter.errors import DestinationError
 from converter.leaf_store import free_text, write_error
+from converter.litter import is_litter
 
 STEP = 0
 ITEM = "items"
@@ -44,7 +45,10 @@ def commit(work: Commit) -> None:
         raise
     except Exception as error:
         # Orbax works in threads and wraps what happens there.
-        system = _system_error(error)
+        causes = list(_causes(error))
+        if any(isinstance(cause, MemoryError) for cause in causes):
+            raise MemoryError(str(error)) from error
+        system = next((cause for cause in causes if isinstance(cause, OSError) and cause.strerror), None)
         if system is not None:
             path = os.fspath(system.filename or work.output).replace(directory, work.output)
             raise write_error(path, system) from None
@@ -84,13 +88,11 @@ def _without_wildcards(directory: str) -> Iterator[str]:
         yield os.path.join(place, "link", name)
 
 
-def _system_error(error: BaseException | None) -> OSError | None:
-    """The error of the system that lies behind an error, if one does."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what lies behind it."""
     while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
 
 
 def _save(work: Commit, directory: str) -> None:
@@ -132,8 +134,12 @@ class _LinkHandler(ocp.type_handlers.TypeHandler):
             if hasattr(info, "await_path_creation"):
                 await info.await_path_creation()
             target = os.path.join(os.fspath(info.parent_dir), os.path.basename(value.directory))
-            shutil.copytree(value.directory, target, copy_function=_link_or_move)
+            shutil.copytree(value.directory, target, copy_function=_link_or_move, ignore=_litter)
         return [future.NoopFuture()]
+
+
+def _litter(_: str, names: list[str]) -> set[str]:
+    return {name for name in names if is_litter(name)}
 
 
 def _link_or_move(source: str, target: str) -> None:

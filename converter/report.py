@@ -103,6 +103,8 @@ def print_result(result: "Result", console: Console) -> None:
         soft_wrap=True,
     )
     console.print(_work_text(result), soft_wrap=True)
+    if result.leftover:
+        console.print(f"Not everything of the work area could be removed: {result.leftover}", soft_wrap=True)
     console.print()
     if any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)

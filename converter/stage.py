@@ -19,8 +19,12 @@ from converter.file_lock import FileLock
 from converter.leaf_store import LeafStore, write_error
 from converter.maxtext import leaf_key
 from converter.plan import Leaf
+from converter.publishing import is_published, take_back
 
 LOCK = "lock"
+
+SOURCE_FILES = "source files"
+"""The part of a conversion that tells one state of the source from another."""
 
 
 class Stage:
@@ -50,7 +54,12 @@ class Stage:
         except BlockingIOError:
             raise self._is_taken() from None
         except OSError as error:
-            raise DestinationError(f"{self.root}: cannot be created: {error.strerror}") from None
+            # The destination itself may be writable: one that its parent's owner made for us.
+            below = os.path.isdir(destination) and os.access(destination, os.W_OK | os.X_OK)
+            advice = (
+                f"; the work area lies beside the destination: give a directory below {destination}" if below else ""
+            )
+            raise DestinationError(f"{self.root}: cannot be created: {error.strerror}{advice}") from None
         if not self._lock.is_in_place():
             self._lock.close()
             raise self._is_taken()
@@ -65,7 +74,10 @@ class Stage:
         Raises:
           DestinationError: the work area holds another conversion; the message says what differs.
         """
-        found = None if fresh else self.read_journal()[0]
+        journal = self._read()
+        found = None if fresh else journal.get("conversion")
+        if isinstance(found, dict) and journal.get("source_fault") is True and _differ_in_source(found, conversion):
+            found = None
         if found is not None and found != conversion:
             keys = sorted(set(found) | set(conversion))
             raise DestinationError(
@@ -79,6 +91,8 @@ class Stage:
         try:
             self.resumed = found is not None
             if self.resumed:
+                # What comes now is another publication: nothing of it may pass for the end of the last one.
+                self._write_journal(conversion, published=False)
                 self._tidy()
             else:
                 self._clear()
@@ -90,6 +104,11 @@ class Stage:
     def output(self) -> str:
         """Where the whole checkpoint takes shape before it is renamed to the destination."""
         return os.path.join(self.root, "checkpoint")
+
+    @property
+    def replaced(self) -> str:
+        """Where a checkpoint that is replaced goes, if it cannot be exchanged for the new one."""
+        return os.path.join(self.root, "replaced")
 
     def leaf_directory(self, leaf: Leaf) -> str:
         """The directory that holds a leaf, and nothing else."""
@@ -114,13 +133,13 @@ class Stage:
           DestinationError: something else removed files of the work area while we worked.
         """
         if not self._lock.is_in_place():
-            raise DestinationError(f"{self.root}: vanished while we worked in it; the same command starts over")
+            raise DestinationError(f"{self.root}: vanished while we worked in it; run the same command again")
         for leaf in leaves:
             missing = (self._stores.get(leaf.path) or self.open_leaf(leaf)).missing_files()
             if missing:
                 raise DestinationError(
                     f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} vanished while we worked; "
-                    "the same command goes on"
+                    "run the same command again to resume"
                 )
 
     def _is_taken(self) -> DestinationError:
@@ -146,14 +165,36 @@ class Stage:
         except OSError as error:
             raise write_error(self.journal, error) from None
 
-    def remove(self) -> None:
-        """Removes the work area with all that is in it, and the journal last."""
-        shutil.rmtree(self.root, ignore_errors=True)
+    def mark_source_fault(self) -> None:
+        """Notes that the source stopped this run: the next one may meet a repaired source, and starts over then."""
+        try:
+            self._write_journal(self.read_journal()[0], published=False, source_fault=True)
+        except OSError:
+            pass
+
+    def remove(self) -> str:
+        """Removes the work area with all that is in it, and the journal last.
+
+        Returns:
+          What could not be removed; empty where nothing is left.
+        """
+        problem = ""
+        try:
+            shutil.rmtree(self.root)
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}"
+            shutil.rmtree(self.root, ignore_errors=True)
         try:
             os.unlink(self.journal)
         except OSError:
             pass
         self.close()
+        try:
+            # NFS keeps a file that is still open, such as our lock until now.
+            os.rmdir(self.root)
+        except OSError:
+            pass
+        return problem if os.path.lexists(self.root) else ""
 
     def close(self) -> None:
         """Unlocks the work area and leaves it for a later run."""
@@ -161,17 +202,24 @@ class Stage:
 
     def read_journal(self) -> tuple[Any, bool]:
         """What the work area was begun for, None where nothing says so; and whether it was published."""
+        content = self._read()
+        conversion = content.get("conversion")
+        return conversion if isinstance(conversion, dict) else None, content.get("published") is True
+
+    def _read(self) -> dict[str, Any]:
+        """The journal; empty where it is missing or damaged."""
         try:
             with open(self.journal, "rb") as file:
                 content = json.loads(file.read())
-            conversion = content["conversion"]
-            return conversion if isinstance(conversion, dict) else None, content["published"] is True
-        except (OSError, ValueError, LookupError, TypeError):
-            return None, False
+        except (OSError, ValueError):
+            return {}
+        valid = isinstance(content, dict) and isinstance(content.get("conversion"), dict) and "published" in content
+        return content if valid else {}
 
-    def _write_journal(self, conversion: Mapping[str, Any], *, published: bool) -> None:
+    def _write_journal(self, conversion: Any, *, published: bool, source_fault: bool = False) -> None:
+        content = {"conversion": conversion, "published": published, "source_fault": source_fault}
         with open(self.journal + PART, "w", encoding="utf-8") as file:
-            json.dump({"conversion": conversion, "published": published}, file)
+            json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(self.journal + PART, self.journal)
@@ -199,23 +247,34 @@ class Stage:
 
 
 def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
-    """Tidies up after a run of the same conversion that was killed when its checkpoint had just taken its place.
+    """Tidies up after a run that was killed while its checkpoint took its place, or just afterwards.
+
+    Where it was killed before, what was at the destination is brought back.
 
     Returns:
-      Whether there was such a run: then the destination is complete, and nothing is left to do.
+      Whether the checkpoint of the same conversion is in its place: then nothing is left to do.
 
     Raises:
-      DestinationError: another process works on this destination.
+      DestinationError: another process works on this destination, or it cannot be brought back.
     """
-    if not os.path.exists(journal_path(destination)) or not os.path.isdir(destination):
+    if not os.path.isfile(journal_path(destination)):
         return False
     stage = Stage(destination, "", ())
     found, published = stage.read_journal()
-    if not published or found != conversion or os.path.exists(stage.output):
+    if published and found == conversion and is_published(stage.output, destination):
+        stage.remove()
+        return True
+    try:
+        if published:
+            take_back(stage.output, destination, stage.replaced)
+    finally:
         stage.close()
-        return False
-    stage.remove()
-    return True
+    return False
+
+
+def _differ_in_source(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
+    """Whether two conversions differ in the state of the source's files, and in nothing else."""
+    return found != conversion and {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
 
 
 def stage_path(destination: str) -> str:

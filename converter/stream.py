@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -20,6 +20,9 @@ from converter.stage import Stage
 
 Unit = Callable[[], int]
 """Does a piece of work; returns the decoded bytes of the leaves that it finished."""
+
+WATCH_SECONDS = 0.2
+"""How often a run looks whether it still makes sense."""
 
 
 @dataclass
@@ -62,6 +65,7 @@ def run(
     jobs: int,
     check: bool = False,
     computed: Mapping[str, np.ndarray] | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> Written:
     """Writes all leaves of a plan into a stage.
 
@@ -72,13 +76,14 @@ def run(
       jobs: how many units may be in flight, as far as the plan's memory budget lets them.
       check: decode the chunks that are passed through as well, only to see that they can be decoded.
       computed: leaf path to a whole value that is written in place of the moved one; only for rewritten leaves.
+      watch: is called a few times a second; what it raises ends the run.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
     progress.start(len(plan.leaves), plan.totals.write_bytes)
-    return _Engine(plan, stage, progress, check, computed or {}).run(jobs)
+    return _Engine(plan, stage, progress, check, computed or {}).run(jobs, watch)
 
 
 class _Engine:
@@ -97,13 +102,14 @@ class _Engine:
         self.rewrites = self._units(rewrite=True)
         self.copies = self._units(rewrite=False)
 
-    def run(self, jobs: int) -> Written:
+    def run(self, jobs: int, watch: Callable[[], None]) -> Written:
         futures: list[Future[None]] = []
         with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
             try:
                 futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
                 futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
-                wait(futures, return_when=FIRST_EXCEPTION)
+                while not _settled(futures):
+                    watch()
             finally:
                 self.stop.set()
         if self.failure is not None:
@@ -188,6 +194,12 @@ class _Engine:
             self.counts.passed += passed
             self.counts.decoded += decoded
             self.counts.encoded += encoded
+
+
+def _settled(futures: Sequence[Future[None]]) -> bool:
+    """Waits a little; tells whether all futures are done, or one of them failed."""
+    done, waiting = wait(futures, timeout=WATCH_SECONDS, return_when=FIRST_EXCEPTION)
+    return not waiting or any(future.exception() for future in done)
 
 
 class _TaskWork:

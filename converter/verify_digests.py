@@ -12,6 +12,7 @@ import tensorstore as ts
 from converter.checkpoint_kind import check_alone
 from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
 from converter.errors import DestinationError, UsageError, VerificationError
+from converter.litter import find_litter, has_litter_in
 from converter.location import locate
 from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
@@ -22,6 +23,9 @@ from converter.verify_metadata import metadata_findings
 
 CHUNK_COPIES = 4
 """Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
+
+MAX_LITTER = 10
+"""Names of litter that a note lists."""
 
 
 def verify_digests(
@@ -111,10 +115,17 @@ class _Run:
         run_units(self._units(), jobs)
 
     def notes(self) -> tuple[str, ...]:
-        """What could not be held against anything."""
+        """What could not be held against anything, and what is not part of the checkpoint."""
+        notes: list[str] = []
         linked = sum(record["kind"] == NO_DIGEST for record in self.records.values())
         text = "leaves were linked to the source and have no digest; all that is known is that they can be decoded"
-        return (f"{linked} {text}",) if linked else ()
+        if linked:
+            notes.append(f"{linked} {text}")
+        litter = find_litter(self.target.root, MAX_LITTER + 1)
+        if litter:
+            shown = ", ".join(litter[:MAX_LITTER]) + (", and more" if len(litter) > MAX_LITTER else "")
+            notes.append(f"ignored, left by a system or a tool: {shown}")
+        return tuple(notes)
 
     def findings(self) -> list[Finding]:
         """What does not fit the digests."""
@@ -147,7 +158,8 @@ class _Run:
                 for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()
             }
             known = {array.chunk_key(tuple(index)) for index in np.ndindex(*array.grid)}
-            yield from ((key, name) for name in sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"}))
+            strays = sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"})
+            yield from ((key, name) for name in strays if not has_litter_in(name))
 
     def _units(self) -> Iterator[Callable[[], None]]:
         for key, array in self.arrays.items():

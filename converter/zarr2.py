@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.errors import SourceError
+from converter.litter import is_litter
 
 MAX_METADATA_BYTES = 1 << 20
 MAX_DIMENSIONS = 32
@@ -207,9 +208,13 @@ def audit_chunks(array: ArraySpec) -> Audit:
 
 
 def file_states(array: ArraySpec) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each of an array's files: what shows that a source is not the same any more."""
+    """Name, size and time of change of each of an array's files: what shows that a source is not the same any more.
+
+    Litter comes and goes without that.
+    """
     with os.scandir(array.directory) as entries:
-        return [(entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
+        files = [entry for entry in entries if not is_litter(entry.name) and entry.is_file()]
+        return [(entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in files]
 
 
 class _Findings:

@@ -17,7 +17,7 @@ from converter.matching import matches
 from mappings import table_path
 from tests.conftest import AXLEARN
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
-from tests.helpers.refusals import nothing_left
+from tests.helpers.refusals import nothing_left, nothing_published
 
 EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
 QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
@@ -94,7 +94,7 @@ INDEXES: dict[str, Callable[[Path], str]] = {
 def test_indexes(index: str, source: Path, tmp_path: Path) -> None:
     with_index(source, INDEXES[index](source))
     harmless(3, "convert", "-q", source, tmp_path / "out")
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 MANY: dict[str, Callable[[int], str]] = {
@@ -126,7 +126,7 @@ ZARRAYS: dict[str, str] = {
 def test_array_metadata(kind: str, source: Path, tmp_path: Path) -> None:
     (source / "gda" / EXPERTS / ".zarray").write_text(ZARRAYS[kind])
     assert EXPERTS in harmless(3, "convert", "-q", source, tmp_path / "out")
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20, 1 << 40])
@@ -137,7 +137,7 @@ def test_a_shape_without_data(command: str, chunk: int, tmp_path: Path) -> None:
     target = [tmp_path / "out"] if command == "convert" else []
     message = harmless(3, command, source, *target)
     assert "missing" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20, 1 << 40])
@@ -170,7 +170,7 @@ def test_a_chunk_that_expands_past_its_size(path: str, content_size: bool, optio
     file.write_bytes(bomb(1 << 30, content_size)[: file.stat().st_size * 2])
     message = harmless(3, "convert", "-q", source, tmp_path / "out", *option, "--max-memory", "64MiB")
     assert f"{path}: chunk {key}" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 @pytest.mark.parametrize("compressor", ["zstd", "zlib", "bz2", "gzip"])
@@ -192,7 +192,7 @@ def test_a_chunk_of_another_compressor_that_expands(compressor: str, tmp_path: P
     (place / "0.0.0.0").write_bytes(pack[compressor](zeros)[: 2 << 20])
     message = harmless(3, "convert", "-q", source, tmp_path / "out")
     assert EXPERTS in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 def test_sparse_files_that_claim_much(source: Path, tmp_path: Path) -> None:

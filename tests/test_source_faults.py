@@ -15,7 +15,7 @@ from converter.cli import run as run_cli
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 from tests.helpers.damage import cut_to, edit, replace_by_dangling_link, replace_by_directory, replace_by_pipe
-from tests.helpers.refusals import nothing_left, refused
+from tests.helpers.refusals import nothing_left, nothing_published, refused
 
 PASSED = f"{STACK}/layer1/feed_forward/wi_0_weight"
 REWRITTEN = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
@@ -63,7 +63,7 @@ def test_chunks(
     message = refused(capsys, 3, source, tmp_path / "out", *route)
     assert f"{path}: chunk 0.0.0.0" in message
     assert re.search(expected, message)
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 def test_a_chunk_of_another_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_a_chunk_of_another_array(source: Path, tmp_path: Path, capsys: pytest.C
     shutil.copy(source / "gda" / REWRITTEN / "0.0.0.0", source / "gda" / PASSED / "0.0.0.0")
     message = refused(capsys, 3, source, tmp_path / "out")
     assert f"{PASSED}: chunk 0.0.0.0: decodes to" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 @as_root
@@ -85,7 +85,7 @@ def test_unreadable_files(
     message = refused(capsys, 3, source, tmp_path / "out")
     assert path in message
     assert "Permission denied" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 @each_tensor
@@ -108,7 +108,7 @@ def test_a_chunk_that_cannot_be_read(
     monkeypatch.setattr("builtins.open", deny(builtin_open))
     message = refused(capsys, 3, source, tmp_path / "out")
     assert f"{path}: chunk 0.0.0.0: {file} cannot be read: Input/output error" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 ZARRAY_FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -157,7 +157,7 @@ def test_array_metadata(
     message = refused(capsys, 3, source, tmp_path / "out")
     assert path in message
     assert expected in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 def test_an_unreadable_scale(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +232,7 @@ def test_faults_through_a_real_process(source: Path, tmp_path: Path, cli: Cli) -
     document = cli("convert", "--json", source, tmp_path / "out").document
     assert document["error"]["kind"] == "source"
     assert document["error"]["exit_code"] == 3
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
 
 
 def test_damage_that_decodes_is_not_seen_and_check_finds_what_does_not(
@@ -248,5 +248,5 @@ def test_damage_that_decodes_is_not_seen_and_check_finds_what_does_not(
         zstandard.ZstdDecompressor().decompress(bytes(data))
     message = refused(capsys, 3, source, tmp_path / "out", "--check")
     assert f"{PASSED}: chunk 0.0.0.0" in message
-    nothing_left(tmp_path, STEP)
+    nothing_published(tmp_path, STEP)
     assert run_cli(["convert", "-q", str(source), str(tmp_path / "out")]) == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from converter.errors import DestinationError
-from converter.stage import Stage, finish_published, journal_path, stage_path, tree_bytes
+from converter.stage import SOURCE_FILES, Stage, finish_published, journal_path, stage_path, tree_bytes
 
 CONVERSION: dict[str, Any] = {"source": "/train/envy", "step": 100, "store": "files", "maxtext.yml": {"head_dim": 8}}
 
@@ -175,7 +175,7 @@ def killed_after_publishing(target: str) -> None:
     with staged(target) as stage:
         work_on(stage)
         stage.mark_published()
-        os.mkdir(target)
+        (Path(target) / "0").mkdir(parents=True)
 
 
 def test_a_run_that_was_killed_when_it_had_published_is_finished(target: str, tmp_path: Path) -> None:
@@ -190,9 +190,12 @@ def test_a_run_that_had_not_yet_published_is_not(target: str, tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
     killed_after_publishing(target)
     # Its destination may be there already, empty or to be replaced: then the new checkpoint still is in the work area.
-    os.mkdir(f"{target}.ax2mt-wip/checkpoint")
+    os.makedirs(f"{target}.ax2mt-wip/checkpoint/0")
     assert not finish_published(target, CONVERSION)
-    os.rmdir(f"{target}.ax2mt-wip/checkpoint")
+    os.removedirs(f"{target}.ax2mt-wip/checkpoint/0")
+    os.rmdir(f"{target}/0")
+    assert not finish_published(target, CONVERSION)
+    os.mkdir(f"{target}/0")
     assert not finish_published(target, {**CONVERSION, "step": 200})
     os.rename(target, tmp_path / "elsewhere")
     assert not finish_published(target, CONVERSION)
@@ -208,6 +211,58 @@ def test_beginning_anew_takes_back_that_it_was_published(target: str) -> None:
     killed_after_publishing(target)
     with staged(target, fresh=True) as stage:
         assert stage.read_journal() == (CONVERSION, False)
+
+
+def test_going_on_takes_back_that_it_was_published(target: str) -> None:
+    killed_after_publishing(target)
+    os.rmdir(f"{target}/0")
+    with staged(target) as stage:
+        assert stage.resumed
+        assert stage.read_journal() == (CONVERSION, False)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_a_killed_publication_did_is_undone_whatever_comes_next(same: bool, target: str) -> None:
+    with staged(target) as stage:
+        work_on(stage)
+        (Path(stage.output) / "0").mkdir(parents=True)
+        stage.mark_published()
+    os.mkdir(target)
+    (Path(target) / "maxtext.yml").write_text("new")
+    assert not finish_published(target, CONVERSION if same else {**CONVERSION, "step": 200})
+    assert os.listdir(target) == []
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_after_a_fault_of_the_source(repaired: bool, target: str) -> None:
+    """A source that was repaired is another one: its conversion starts over without being asked to."""
+    with staged(target, {**CONVERSION, SOURCE_FILES: "damaged"}) as stage:
+        chunk = work_on(stage)
+        stage.mark_source_fault()
+    with pytest.raises(DestinationError), staged(target, {**CONVERSION, SOURCE_FILES: "x", "store": "ocdbt"}):
+        pytest.fail("another conversion is still refused")
+    with staged(target, {**CONVERSION, SOURCE_FILES: "repaired" if repaired else "damaged"}) as stage:
+        assert stage.resumed != repaired
+        assert chunk.exists() != repaired
+    with pytest.raises(DestinationError), staged(target, {**CONVERSION, SOURCE_FILES: "changed later"}):
+        pytest.fail("the fault is that of one run")
+
+
+def test_what_cannot_be_removed_is_told(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(target, "files", ())
+    stage.begin(CONVERSION, fresh=False)
+    chunk = work_on(stage)
+    unlink = os.unlink
+
+    def deny(path: str, **where: int) -> None:
+        if path == chunk.name:
+            raise PermissionError(1, "Operation not permitted", path)
+        unlink(path, **where)
+
+    monkeypatch.setattr(os, "unlink", deny)
+    assert "Operation not permitted" in stage.remove()
+    assert chunk.exists()
+    assert not os.path.exists(journal_path(target))
 
 
 def test_bytes_of_a_tree(tmp_path: Path) -> None:

@@ -46,6 +46,21 @@ def image(kind: str, place: Path, size: int) -> bool:
     return _succeeds("mount", "-o", "loop", str(file), str(place))
 
 
+def overlay(place: Path, lower: Path) -> bool:
+    """Mounts an overlay over the directory `lower` on the new directory `place`; what is written goes beside it."""
+    place.mkdir()
+    upper, work = (place.with_name(f"{place.name}-{name}") for name in ("upper", "work"))
+    upper.mkdir()
+    work.mkdir()
+    layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    return PRIVATE and _succeeds("mount", "-t", "overlay", "-o", layers, "overlay", str(place))
+
+
+def bind(place: Path, directory: Path) -> bool:
+    """Shows `directory` at the existing directory `place` too: a mount point on the same device."""
+    return PRIVATE and _succeeds("mount", "--bind", str(directory), str(place))
+
+
 def remove(place: Path) -> None:
     """Unmounts what is on `place`, also while a file in it is still open."""
     subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True)

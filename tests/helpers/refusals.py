@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from converter import cli
+from converter.destination import JOURNAL_SUFFIX, SUFFIX
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 7, 130}
 """Exit codes that a user may meet; 1 is a fault of the program."""
@@ -37,3 +38,9 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
 def nothing_left(directory: Path, *expected: str) -> None:
     """A directory holds what was there before, and no destination, work area or journal."""
     assert sorted(os.listdir(directory)) == sorted(expected)
+
+
+def nothing_published(directory: Path, *expected: str) -> None:
+    """A directory holds what was there before, and beside it at most the work area and journal of a stopped run."""
+    names = [name for name in os.listdir(directory) if not name.endswith((SUFFIX, JOURNAL_SUFFIX))]
+    assert sorted(names) == sorted(expected)

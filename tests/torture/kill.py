@@ -1,8 +1,9 @@
 """Kills conversions at random moments and lets the same command go on: `python -m tests.torture.kill --count 200`.
 
-After each kill the destination and its surroundings are scanned for anything that looks finished; after the resume the
-result is read by a plain Orbax restore and compared element by element with an uninterrupted conversion, and no residue
-may be left.
+Destinations are in turn not there, an empty directory, and a checkpoint that is replaced. After each kill the
+destination and its surroundings are scanned for anything that looks finished; after the resume the result is read by a
+plain Orbax restore and compared element by element with an uninterrupted conversion. No residue may be left, and a
+directory that was there must have the rights that it had; an empty one must be the same.
 """
 
 import argparse
@@ -31,6 +32,9 @@ ROUTES = (
     ("--untie", "--max-memory", "32MiB"),
 )
 
+KINDS = ("checkpoint", "empty", "new")
+"""What is at the destination before."""
+
 
 def main() -> int:
     """Runs the kills; returns 1 where anything was lost or looked finished."""
@@ -55,25 +59,36 @@ def main() -> int:
     killed = finished = kills = 0
     for number in range(options.count):
         route = ROUTES[number % len(ROUTES)]
-        faults, times = one(options.source, work / "checkpoint", route, seconds[route], rng)
+        kind = KINDS[number % len(KINDS)] if number else "new"
+        faults, times = one(options.source, work / "checkpoint", route, kind, seconds[route], rng)
         kills += times
         killed += times > 0
         finished += times == 0
         faults += differences(expected[route], work / "checkpoint")
         if faults:
-            print(f"round {number}, {' '.join(route) or 'default'}: " + "; ".join(faults))
+            print(f"round {number}, {kind}, {' '.join(route) or 'default'}: " + "; ".join(faults))
             return 1
     print(f"{options.count} rounds, {kills} kills ({killed} rounds killed, {finished} ended first): nothing lost")
     return 0
 
 
-def one(source: str, target: Path, route: tuple[str, ...], seconds: float, rng: random.Random) -> tuple[list[str], int]:
+def one(
+    source: str, target: Path, route: tuple[str, ...], kind: str, seconds: float, rng: random.Random
+) -> tuple[list[str], int]:
     """Kills one conversion up to three times, then lets it end; returns what was wrong and the number of kills."""
-    shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(stage_path(str(target)), ignore_errors=True)
     Path(journal_path(str(target))).unlink(missing_ok=True)
+    if kind != "checkpoint":
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        route = (*route, "--overwrite")
+    if kind == "empty":
+        target.mkdir()
+    if kind != "new":
+        target.chmod(0o2750)
+    before = target.stat() if target.exists() else None
     faults: list[str] = []
-    kills = 0
+    kills, ended = 0, False
     for _ in range(rng.randint(1, 3)):
         process = subprocess.Popen(
             command(source, target, route), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -86,12 +101,18 @@ def one(source: str, target: Path, route: tuple[str, ...], seconds: float, rng: 
             kills += 1
             faults += looks_finished(target)
             continue
+        ended = True
         break
-    if not target.exists() or residue(target):
+    # A checkpoint that is there may be the old one still.
+    if not is_whole(target) or residue(target) or (kind == "checkpoint" and not ended):
         done = subprocess.run(command(source, target, route), capture_output=True, text=True, check=False)
         if done.returncode:
             faults.append(f"the resumed run exited {done.returncode}: {done.stderr.strip()[-300:]}")
     faults += [f"{path} was left behind" for path in residue(target)]
+    if before is not None and target.stat().st_mode != before.st_mode:
+        faults.append("the directory has other rights")
+    if kind == "empty" and before is not None and target.stat().st_ino != before.st_ino:
+        faults.append("the directory is another one")
     return faults, kills
 
 
@@ -102,12 +123,16 @@ def residue(target: Path) -> list[str]:
 
 def looks_finished(target: Path) -> list[str]:
     """What a killed run left that could be taken for a checkpoint, other than the finished one in its place."""
-    if target.exists():
-        # The rename is the last step: what stands at the destination must be whole.
-        return (
-            [] if is_maxtext_checkpoint(str(target)) and (target / "maxtext.yml").exists() else ["half a destination"]
-        )
+    if any(name.isdigit() for name in os.listdir(target)) if target.exists() else False:
+        # The step is renamed last: where there is one, all must be whole.
+        return [] if is_whole(target) else ["half a destination"]
     return []
+
+
+def is_whole(target: Path) -> bool:
+    """Whether a checkpoint stands at the destination, with its configuration and its receipt."""
+    names = ("maxtext.yml", "ax2mt.json")
+    return target.exists() and is_maxtext_checkpoint(str(target)) and all((target / n).exists() for n in names)
 
 
 def differences(expected: dict[str, np.ndarray], target: Path) -> list[str]:
