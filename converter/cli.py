@@ -6,6 +6,7 @@ What commands share is in `cli_arguments` and `cli_output`; `verify`, which is s
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -32,9 +33,11 @@ from converter.cli_arguments import (
 from converter.cli_output import bar, report_error, show, speaker
 from converter.cli_verify import verify
 from converter.errors import Ax2mtError, VerificationError
+from converter.launch import INTERRUPTED
+from converter.streams import StandardStreams
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C; also what Typer makes of it."""
+WORKING = ("convert", "verify")
+"""Commands whose exit code says what came of work; of the others, what they print is the result."""
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
@@ -249,10 +252,18 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the documented code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    code = run(arguments)
+    code = 1
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams = StandardStreams()
+        try:
+            code = run(arguments)
+        except Exception:
+            # Its own fault, and asked for with -v.
+            traceback.print_exc()
+        code = streams.finish(code, output_is_result="--json" in arguments or not set(WORKING) & set(arguments[:1]))
+    except KeyboardInterrupt:
+        # A second one, while the first one was told of; or one while the output was written.
+        code = INTERRUPTED
     finally:
         # All is written and every thread has ended; large libraries take a third of a second to take themselves apart.
         os._exit(code)
@@ -260,8 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
-    # A job scheduler's SIGTERM is a clean stop, like Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts = _Interrupts()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:
@@ -270,16 +280,41 @@ def run(arguments: list[str]) -> int:
     except Ax2mtError as error:
         return report_error(arguments, error.kind, error.message, error.details, error.exit_code)
     except KeyboardInterrupt:
-        return report_error(
-            arguments, "interrupted", "interrupted; the same command goes on where this one stopped", (), INTERRUPTED
-        )
-    except BrokenPipeError:
-        return 0
+        return _report_interrupt(arguments)
     except Exception as error:
+        if interrupts.seen:
+            # Libraries turn an interruption into errors of their own, such as a failed import.
+            return _report_interrupt(arguments)
         usage = getattr(error, "exit_code", None)
         if isinstance(usage, int) and hasattr(error, "format_message"):
             return report_error(arguments, "usage", error.format_message(), (), usage)  # pyright: ignore
         if "-v" in arguments or "--verbose" in arguments:
             raise
+        if isinstance(error, ImportError):
+            return report_error(arguments, "environment", f"the installation is incomplete: {error}", (), 1)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return report_error(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
+
+
+class _Interrupts:
+    """Ctrl-C and SIGTERM as `KeyboardInterrupt`: a job scheduler's SIGTERM is a clean stop as well.
+
+    Attributes:
+      seen: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        signal.signal(signal.SIGTERM, self._stop)
+        # Ignored in what a shell without job control runs in the background: a Ctrl-C there is for others.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def _report_interrupt(arguments: list[str]) -> int:
+    text = "interrupted; the same command goes on where this one stopped"
+    return report_error(arguments, "interrupted", text, (), INTERRUPTED)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from converter.streams import is_terminal
+
 if TYPE_CHECKING:
     from converter.progress import Progress
 
@@ -20,7 +22,7 @@ def bar(title: str, quiet: bool, verbose: bool) -> "Progress":
 
 def speaker(title: str, quiet: bool) -> Callable[[str], None]:
     """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not is_terminal(sys.stderr):
         return lambda _: None
     return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
 

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from converter.errors import DestinationError
+from converter.launch import open_standard_descriptors
 from converter.memory import peak_resident
 
 PR_SET_PDEATHSIG = 1
@@ -16,8 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Commits what the parent sends, if it ever does."""
-    # Ctrl-C reaches us as well; what follows from it is for our parent to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    open_standard_descriptors()
     _die_with_parent()
     # A sixth of the time that importing Orbax takes, and what is imported stays anyway.
     gc.disable()
