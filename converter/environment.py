@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 OWNERS = (
     "JAX_", "XLA_", "TF_XLA_", "LIBTPU_", "TPU_", "CLOUD_TPU_", "MEGASCALE_", "PJRT_", "ENABLE_PJRT_", "MOSAIC_",
-    "ORBAX_", "EXPERIMENTAL_ORBAX_", "ENABLE_PATHWAYS_", "PROMETHEUS_", "NUMPY_", "NPY_",
+    "TF_CPP_", "ORBAX_", "EXPERIMENTAL_ORBAX_", "ENABLE_PATHWAYS_", "PROMETHEUS_", "NUMPY_", "NPY_",
 )  # fmt: skip
 """What the names of variables begin with that these libraries read. XLA ends the process at an unknown flag, jax and
 numpy raise at a wrong value, and a metrics library that Orbax imports needs PROMETHEUS_MULTIPROC_DIR to exist."""

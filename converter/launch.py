@@ -11,6 +11,9 @@ from collections.abc import Sequence
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The directory that holds this package."""
 
+PACKAGES = ("jax", "numpy", "orbax", "rich", "tensorstore", "typer")
+"""Packages that we need, one from each part of an installation."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -57,29 +60,30 @@ def _use_utf8() -> None:
 def import_path(entries: Sequence[str]) -> list[str]:
     """The import path on which nothing can stand before Python's own modules and the installed packages.
 
-    First Python's library, then site directories and the place of this package, in their order; then what PYTHONPATH
-    and the program's own directory add. The current directory is left out, unless this package lies there.
+    First Python's library, then the site directories and the place of this package, in their order. What PYTHONPATH and
+    the program's own directory add comes last, and only where the packages that we need do not all lie before it:
+    libraries also look for modules that are not installed. The current directory is left out, unless we lie there.
 
     Args:
       entries: the import path as it is.
     """
     variable = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    given = {_real(entry) for entry in [*entries[: not sys.flags.safe_path], *variable.split(os.pathsep)]}
+    added = {_real(entry) for entry in [*entries[: not sys.flags.safe_path], *variable.split(os.pathsep)]}
     site = sys.modules.get("site")
     installed = [*site.getsitepackages(), site.getusersitepackages()] if site else []
-    trusted = set(map(_real, [HOME, *installed]))
+    ours = set(map(_real, [HOME, *installed]))
     library = os.path.dirname(os.path.realpath(os.__file__))
-    current = _real("")
-    ranked: list[tuple[int, str]] = []
+    first, then, last = [], [], []
     for entry in entries:
         place = _real(entry)
         if place in (library, os.path.join(library, "lib-dynload")):
-            ranked.append((0, entry))
-        elif place in trusted or (entry and place not in given):
-            ranked.append((1, entry))
-        elif entry and place != current:
-            ranked.append((2, entry))
-    return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]
+            first.append(entry)
+        elif place in ours or (entry and place not in added):
+            then.append(entry)
+        elif place != _real(""):
+            last.append(entry)
+    complete = all(any(os.path.isdir(os.path.join(entry, name)) for entry in then) for name in PACKAGES)
+    return first + then + ([] if complete else last)
 
 
 def _real(entry: str) -> str:
