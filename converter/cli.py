@@ -4,7 +4,6 @@ What commands share is in `cli_arguments` and `cli_output`; `verify`, which is s
 """
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from converter.cli_arguments import (
 from converter.cli_output import bar, report_error, show, speaker
 from converter.cli_verify import verify
 from converter.errors import Ax2mtError, VerificationError
+from converter.interrupts import Interrupts
 from converter.launch import INTERRUPTED
 from converter.streams import StandardStreams
 
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:
@@ -283,7 +283,6 @@ def run(arguments: list[str]) -> int:
         return _report_interrupt(arguments)
     except Exception as error:
         if interrupts.seen:
-            # Libraries turn an interruption into errors of their own, such as a failed import.
             return _report_interrupt(arguments)
         usage = getattr(error, "exit_code", None)
         if isinstance(usage, int) and hasattr(error, "format_message"):
@@ -294,25 +293,6 @@ def run(arguments: list[str]) -> int:
             return report_error(arguments, "environment", f"the installation is incomplete: {error}", (), 1)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return report_error(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
-
-
-class _Interrupts:
-    """Ctrl-C and SIGTERM as `KeyboardInterrupt`: a job scheduler's SIGTERM is a clean stop as well.
-
-    Attributes:
-      seen: whether there was one.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-        signal.signal(signal.SIGTERM, self._stop)
-        # Ignored in what a shell without job control runs in the background: a Ctrl-C there is for others.
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._stop)
-
-    def _stop(self, *_: object) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
 
 
 def _report_interrupt(arguments: list[str]) -> int:

@@ -235,17 +235,11 @@ def result_document(result: "Result") -> dict[str, Any]:
             "exact_attention": all(entry.exact for entry in result.mismatches),
             "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
             "qk_norm_pairs": [
-                {"layer": e.layer, "product": _number(e.product), "query": _number(e.query), "key": _number(e.key)}
-                for e in result.mismatches
+                {"layer": e.layer, "product": e.product, "query": e.query, "key": e.key} for e in result.mismatches
             ],
         },
         "command": result.command,
     }
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if value != float("inf") else "inf"
 
 
 def _task_document(task: Task) -> dict[str, Any]:
