@@ -31,7 +31,7 @@ from converter.cli_arguments import (
 )
 from converter.cli_output import bar, report_error, show, speaker
 from converter.cli_verify import verify
-from converter.errors import Ax2mtError, VerificationError
+from converter.errors import Ax2mtError, UsageError, VerificationError
 from converter.interrupts import Interrupts
 from converter.launch import INTERRUPTED
 from converter.streams import StandardStreams
@@ -289,10 +289,21 @@ def run(arguments: list[str]) -> int:
             return report_error(arguments, "usage", error.format_message(), (), usage)  # pyright: ignore
         if "-v" in arguments or "--verbose" in arguments:
             raise
+        if isinstance(error, FileNotFoundError) and _directory_is_gone():
+            text = "the current directory was removed; change to another one, or give absolute paths"
+            return report_error(arguments, "usage", text, (), UsageError.exit_code)
         if isinstance(error, ImportError):
             return report_error(arguments, "environment", f"the installation is incomplete: {error}", (), 1)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return report_error(arguments, "internal", f"internal error, please report it ({text}; -v shows where)", (), 1)
+
+
+def _directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _report_interrupt(arguments: list[str]) -> int:
