@@ -1,6 +1,6 @@
 """`python -m converter` is `ax2mt`."""
 
-from converter.cli import main
+from converter.launch import main
 
 if __name__ == "__main__":
     main()

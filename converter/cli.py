@@ -4,8 +4,8 @@ What commands share is in `cli_arguments` and `cli_output`; `verify`, which is s
 """
 
 import os
-import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -31,10 +31,13 @@ from converter.cli_arguments import (
 )
 from converter.cli_output import bar, report_error, show, speaker
 from converter.cli_verify import verify
-from converter.errors import Ax2mtError, ResourceError, VerificationError
+from converter.errors import Ax2mtError, ResourceError, UsageError, VerificationError
+from converter.interrupts import Interrupts
+from converter.launch import INTERRUPTED
+from converter.streams import StandardStreams
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C; also what Typer makes of it."""
+WORKING = ("convert", "verify")
+"""Commands whose exit code says what came of work; of the others, what they print is the result."""
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
@@ -249,10 +252,18 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the documented code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    code = run(arguments)
+    code = 1
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams = StandardStreams()
+        try:
+            code = run(arguments)
+        except Exception:
+            # Its own fault, and asked for with -v.
+            traceback.print_exc()
+        code = streams.finish(code, output_is_result="--json" in arguments or not set(WORKING) & set(arguments[:1]))
+    except KeyboardInterrupt:
+        # A second one, while the first one was told of; or one while the output was written.
+        code = INTERRUPTED
     finally:
         # All is written and every thread has ended; large libraries take a third of a second to take themselves apart.
         os._exit(code)
@@ -260,8 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
-    # A job scheduler's SIGTERM is a clean stop, like Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts = Interrupts()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:
@@ -273,19 +283,24 @@ def run(arguments: list[str]) -> int:
         message = f"{error.message}{_again(arguments)}" if as_it_is else error.message
         return report_error(arguments, error.kind, message, error.details, error.exit_code)
     except KeyboardInterrupt:
-        return report_error(arguments, "interrupted", f"interrupted{_again(arguments)}", (), INTERRUPTED)
+        return _report_interrupt(arguments)
     except MemoryError as error:
         why = f" ({error})" if str(error) else ""
         text = f"out of memory{why}; give more of it, or a smaller --max-memory"
         return report_error(arguments, "resources", f"{text}{_again(arguments)}", (), ResourceError("").exit_code)
-    except BrokenPipeError:
-        return 0
     except Exception as error:
+        if interrupts.seen:
+            return _report_interrupt(arguments)
         usage = getattr(error, "exit_code", None)
         if isinstance(usage, int) and hasattr(error, "format_message"):
             return report_error(arguments, "usage", error.format_message(), (), usage)  # pyright: ignore
         if "-v" in arguments or "--verbose" in arguments:
             raise
+        if isinstance(error, FileNotFoundError) and _directory_is_gone():
+            text = "the current directory was removed; change to another one, or give absolute paths"
+            return report_error(arguments, "usage", text, (), UsageError.exit_code)
+        if isinstance(error, ImportError):
+            return report_error(arguments, "environment", f"the installation is incomplete: {error}", (), 1)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return report_error(
             arguments,
@@ -304,3 +319,15 @@ def _again(arguments: Sequence[str]) -> str:
     if command == "convert":
         return "; run the same command again to resume"
     return "; run the same command again: it starts from the beginning" if command in ("verify", "logits") else ""
+
+
+def _directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _report_interrupt(arguments: list[str]) -> int:
+    return report_error(arguments, "interrupted", f"interrupted{_again(arguments)}", (), INTERRUPTED)

@@ -1,11 +1,13 @@
 """What commands print: results on stdout, errors and what is being worked on on stderr."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from converter.json_text import json_text
+from converter.streams import is_terminal
 
 if TYPE_CHECKING:
     from converter.progress import Progress
@@ -20,7 +22,7 @@ def bar(title: str, quiet: bool, verbose: bool) -> "Progress":
 
 def speaker(title: str, quiet: bool) -> Callable[[str], None]:
     """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not is_terminal(sys.stderr):
         return lambda _: None
     return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
 
@@ -28,7 +30,7 @@ def speaker(title: str, quiet: bool) -> Callable[[str], None]:
 def show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable[[Any], None]) -> None:
     """Prints a result on stdout: its document under --json, its tables otherwise; only the wanted one is made."""
     if as_json:
-        typer.echo(json.dumps(document(), indent=2, allow_nan=False))
+        typer.echo(json_text(document()))
     else:
         from converter.report import stdout_console
 
@@ -42,7 +44,7 @@ def report_error(arguments: Sequence[str], kind: str, message: str, details: Seq
         from converter.report import document
 
         error = {"kind": kind, "exit_code": code, "message": message, "details": details}
-        print(json.dumps(document(error=error), indent=2))
+        print(json_text(document(error=error)))
     else:
         print(f"ax2mt: {message}", file=sys.stderr)
         for line in details:

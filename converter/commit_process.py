@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from converter.committer import DONE, FAILED, NO_MEMORY, NOT_LOADED, REFUSED, Answer, decode
 from converter.errors import DestinationError
+from converter.launch import open_standard_descriptors
 from converter.memory import peak_resident
 
 PR_SET_PDEATHSIG = 1
@@ -22,6 +23,7 @@ def main() -> None:
     # Ctrl-C and a scheduler's SIGTERM reach us as well; what follows from them is for our parent to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open_standard_descriptors()
     _die_with_parent()
     # A sixth of the time that importing Orbax takes, and what is imported stays anyway.
     gc.disable()

@@ -5,16 +5,16 @@ on another core, and does not hold up the threads that write them. A process tha
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
+from converter.environment import child_variables
 from converter.errors import Ax2mtError, DestinationError, ResourceError
+from converter.launch import HOME, import_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +180,30 @@ def decode(document: dict[str, Any]) -> Commit:
     return Commit(**{**document, "leaves": tuple(leaves)})
 
 
-def _start() -> subprocess.Popen[bytes]:
-    # This very package, however it was found; and no accelerator is taken for a work of files.
-    root = str(Path(__file__).resolve().parents[1])
-    program = f"import sys; sys.path.insert(0, {root!r}); from converter.commit_process import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+def _start() -> subprocess.Popen[bytes] | None:
+    """Starts the process, with this very package and the packages that this process has.
+
+    Returns:
+      None where no process can be started: then this one commits itself.
+    """
+    path = import_path(sys.path)
+    program = (
+        f"import sys; sys.path[:] = [{HOME!a}]; import converter; sys.path[:] = {path!a}; "
+        "from converter.commit_process import main; main()"
     )
+    flags = ["-P", "-X", "utf8", *(["-s"] if sys.flags.no_user_site else [])]
+    # Ctrl-C at a terminal reaches both processes. What follows from it is for this one to say, from the first moment.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return subprocess.Popen(
+            [sys.executable, *flags, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_variables(),
+            # Not the user's, which may have been removed. All paths of a commit are absolute.
+            cwd="/",
+        )
+    except (OSError, ValueError):
+        return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

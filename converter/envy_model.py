@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from converter.array_view import View
+from converter.finite import NonFinite, find_non_finite
 from converter.semantics import INTERLEAVED, Semantics
 from converter.tokens import Tokens
 from converter.weights import Weights
@@ -26,6 +27,9 @@ Sink = Callable[[int, np.ndarray], None]
 
 SCORES = 32 << 20
 """Bytes of attention scores that exist at a time, in each of the few arrays that a softmax takes."""
+
+ATTENTION = ("attention_norm", "query", "key", "value", "query_scale", "key_scale", "out")
+"""Names of a layer's weights that its attention uses."""
 
 FRAGMENTS = 1.25
 """Memory that was freed comes back in other sizes: what the process takes beyond the largest need, measured."""
@@ -60,7 +64,7 @@ def run(
     *,
     observe: Observer | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> None:
+) -> NonFinite | None:
     """Computes logits of all tokens.
 
     Args:
@@ -71,6 +75,9 @@ def run(
       observe: called with a name and the first variant's intermediate values; q and k in AXLearn's or MaxText's order
         of the head dimension, as the checkpoint has them.
       progress: told which layer begins.
+
+    Returns:
+      Where NaN or infinity first appears in any variant; None where all values are finite.
 
     Raises:
       SourceError: a tensor cannot be read.
@@ -83,6 +90,7 @@ def run(
             model.layer(layer)
         progress("logits")
         model.logits(sink)
+    return model.non_finite
 
 
 def working_memory(weights: Weights, variants: Sequence[Variant], tokens: int) -> int:
@@ -115,6 +123,7 @@ class _Forward:
         self.observe = observe
         self.rows = len(tokens.ids)
         self.x = np.zeros((len(variants), self.rows, weights.width), np.float32)
+        self.non_finite: NonFinite | None = None
 
     def embed(self) -> None:
         wanted, places = np.unique(self.tokens.ids, return_inverse=True)
@@ -123,6 +132,7 @@ class _Forward:
             at = np.searchsorted(wanted, block.rows)
             table[at, block.start[0] : block.start[0] + block.values.shape[1]] = block.values
         self.x[:] = table[places]
+        self._look(self.x, "embedding", {"embedding": self.weights.top["embedding"]})
         self.observe("embedding", self.x[0])
 
     def layer(self, number: int) -> None:
@@ -132,12 +142,15 @@ class _Forward:
         attended = self._attention(number, normed)
         self.observe(f"layer{number}/attn_out", attended[0])
         self.x += attended
+        self._look(self.x, f"layer {number}, attention", {name: tensors[name] for name in ATTENTION})
         self.observe(f"layer{number}/attn_residual", self.x[0])
         normed = self._norm(self.x, tensors["ffn_norm"])
         result = self._experts(number, normed) if "gate" in tensors else self._dense(number, normed)
         if "post_ffn_norm" in tensors:
             result = self._norm(result, tensors["post_ffn_norm"])
         self.x += result
+        feed_forward = {name: view for name, view in tensors.items() if name not in ATTENTION}
+        self._look(self.x, f"layer {number}, feed-forward", feed_forward)
         self.observe(f"layer{number}/out", self.x[0])
 
     def logits(self, sink: Sink) -> None:
@@ -146,7 +159,13 @@ class _Forward:
         step = max(1, LOGITS // (4 * vocabulary * count))
         for start in range(0, self.rows, step):
             part = normed[:, start : start + step]
-            sink(start, self._unembed(part))
+            values = self._unembed(part)
+            self._look(values, "logits", self.weights.top)
+            sink(start, values)
+
+    def _look(self, values: np.ndarray, place: str, used: Mapping[str, View]) -> None:
+        """Notes the first place with values that are not finite."""
+        self.non_finite = self.non_finite or find_non_finite(values, place, used)
 
     def _unembed(self, x: np.ndarray) -> np.ndarray:
         result = np.zeros((*x.shape[:2], self.weights.vocabulary), np.float32)

@@ -2,7 +2,8 @@
 
 `.npz` holds `input_ids` [sequences, positions] and `logits` [sequences, positions, vocabulary]. `.jsonl` is what
 MaxText's `forward_pass_logit_checker` takes as golden logits: a line a sequence with `prompt`, `tokens` and `logits`
-[positions, vocabulary].
+[positions, vocabulary]. JSON has no NaN and no infinity: they are the strings "nan", "inf" and "-inf", as numpy reads
+them.
 """
 
 import json
@@ -18,6 +19,8 @@ import numpy as np
 from converter.axlearn_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
 from converter.errors import DestinationError, SourceError, UsageError
+from converter.finite import NonFinite, is_finite
+from converter.json_text import json_values
 from converter.location import check_readable, locate
 from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
 from converter.memory import format_size, peak_resident
@@ -61,6 +64,8 @@ class LogitsResult:
       file: the file that was written; None where only the summary was asked for.
       mean: of all logits.
       deviation: standard deviation of all logits.
+      non_finite: where NaN or infinity first appears; None where all values are finite.
+      bad_tokens: how many tokens have logits that are not finite.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
     """
@@ -70,6 +75,8 @@ class LogitsResult:
     file: str | None
     mean: float
     deviation: float
+    non_finite: NonFinite | None
+    bad_tokens: int
     seconds: float
     peak_memory: int
 
@@ -171,23 +178,32 @@ def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say)
     started = time.monotonic()
     check_memory(model, tokens, budget)
     moments = np.zeros(2)
+    bad_tokens = 0
+    non_finite: NonFinite | None = None
 
     def collect(write: Callable[[np.ndarray], None]) -> None:
+        nonlocal non_finite
+
         def sink(_: int, values: np.ndarray) -> None:
+            nonlocal bad_tokens
             for row in values[0]:
+                bad_tokens += not is_finite(row)
                 moments[:] += row.sum(dtype=np.float64), np.square(row, dtype=np.float64).sum()
             write(values[0])
 
-        run(model.weights, [Variant(model.semantics)], tokens, sink, progress=say)
+        with np.errstate(invalid="ignore", over="ignore"):
+            non_finite = run(model.weights, [Variant(model.semantics)], tokens, sink, progress=say)
 
     if out is None:
         collect(lambda _: None)
     else:
         _write_file(out, tokens, model.weights.vocabulary, collect)
     count = len(tokens.ids) * model.weights.vocabulary
-    mean = moments[0] / count
-    deviation = float(np.sqrt(max(moments[1] / count - mean**2, 0.0)))
-    return LogitsResult(model, tokens, out, float(mean), deviation, time.monotonic() - started, peak_resident())
+    with np.errstate(invalid="ignore"):
+        mean = moments[0] / count
+        deviation = float(np.sqrt(np.maximum(moments[1] / count - mean**2, 0.0)))
+    seconds = time.monotonic() - started
+    return LogitsResult(model, tokens, out, float(mean), deviation, non_finite, bad_tokens, seconds, peak_resident())
 
 
 def _write_file(out: str, tokens: Tokens, vocabulary: int, collect: Callable[[Callable], None]) -> None:
@@ -244,5 +260,5 @@ class _LineWriter:
                 ids = self.tokens.ids[self.at : self.starts[self.at]].tolist()
                 self.file.write(f'{{"prompt": "", "tokens": {json.dumps(ids)}, "logits": [')
             self.at += 1
-            self.file.write(json.dumps(row.tolist()))
+            self.file.write(json.dumps(json_values(row.tolist())))
             self.file.write("]}\n" if self.at in self.stops else ", ")

@@ -5,6 +5,7 @@ brings the logits closest, until they are equal or nothing helps. All candidates
 the weights.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from converter.checkpoint_kind import check_pair
 from converter.envy_model import Variant, run, working_memory
 from converter.errors import DestinationError, SourceError, VerificationError
 from converter.fidelity import PairMismatch, scale_mismatches
+from converter.finite import NonFinite
 from converter.location import locate
 from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
@@ -37,6 +39,7 @@ DEFAULT_KL = 1e-4
 """The worst token's divergence that passes by default: rounding the tied table stays below, an unequal function not."""
 
 EQUAL_VERDICT, ROUNDING_VERDICT, DIFFERENT_VERDICT = "equal", "equal but for the bfloat16 rounding", "different"
+NOT_FINITE_VERDICT = "not finite"
 
 Say = Callable[[str], None]
 
@@ -76,7 +79,9 @@ class LogitsComparison:
       tokens: what both were given.
       difference: over all tokens.
       buckets: by position.
-      verdict: equal, equal but for the rounding, or different.
+      non_finite: where NaN or infinity first appears, in the source's model and in the destination's.
+      bad_tokens: how many tokens have logits that are not finite, likewise.
+      verdict: equal, equal but for the rounding, different, or not finite.
       steps: the known differences that were found, the largest first.
       switched: each known difference undone alone; empty where nothing had to be explained.
       findings: further evidence, such as heads in wrong places.
@@ -91,6 +96,8 @@ class LogitsComparison:
     tokens: Tokens
     difference: Difference
     buckets: tuple[Bucket, ...]
+    non_finite: tuple[NonFinite | None, NonFinite | None]
+    bad_tokens: tuple[int, int]
     verdict: str
     steps: tuple[Step, ...]
     switched: tuple[Switched, ...]
@@ -174,10 +181,11 @@ def compare(
     def keep(start: int, values: np.ndarray) -> None:
         reference[start : start + values.shape[1]] = values[0]
 
-    run(source.weights, [Variant(source.semantics)], tokens, keep, progress=lambda text: say(f"AXLearn: {text}"))
+    variants = [Variant(source.semantics)]
+    own = run(source.weights, variants, tokens, keep, progress=lambda text: say(f"AXLearn: {text}"))
     search = _Search(destination.weights, tokens, reference, budget - kept, say)
     base = Variant(destination.semantics)
-    (distance,) = search.distances([base])
+    (distance,), other = search.run([base])
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
@@ -190,11 +198,13 @@ def compare(
         tokens=tokens,
         difference=total,
         buckets=distance.buckets(),
+        non_finite=(own, other),
+        bad_tokens=distance.not_finite(),
         verdict=_verdict(total, steps),
         steps=steps,
         switched=switched,
         findings=head_findings(source.weights, destination.weights),
-        limits=exceeded(total, limits),
+        limits=exceeded(total, limits) if not any(distance.not_finite()) else ("the logits are not finite",),
         mismatches=weight_mismatches(source.weights, destination.weights),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
@@ -230,10 +240,11 @@ class _Search:
         result: list[Distance] = []
         most = self._together(variants)
         for first in range(0, len(variants), most):
-            result += self._run(variants[first : first + most])
+            result += self.run(variants[first : first + most])[0]
         return result
 
-    def _run(self, variants: Sequence[Variant]) -> list[Distance]:
+    def run(self, variants: Sequence[Variant]) -> tuple[list[Distance], NonFinite | None]:
+        """Runs variants side by side; also tells where NaN or infinity first appears."""
         result = [Distance(self.reference, self.tokens.positions) for _ in variants]
 
         def measure(start: int, values: np.ndarray) -> None:
@@ -241,8 +252,8 @@ class _Search:
                 distance.add(start, logits)
 
         kind = f"MaxText, {len(variants)} variants" if len(variants) > 1 else "MaxText"
-        run(self.weights, variants, self.tokens, measure, progress=lambda text: self.say(f"{kind}: {text}"))
-        return result
+        progress = lambda text: self.say(f"{kind}: {text}")  # noqa: E731
+        return result, run(self.weights, variants, self.tokens, measure, progress=progress)
 
     def _together(self, wanted: Sequence[Variant]) -> int:
         """How many variants fit the budget side by side; at least one."""
@@ -277,6 +288,8 @@ def _explain(
 
 
 def _verdict(difference: Difference, steps: Sequence[Step]) -> str:
+    if math.isnan(difference.relative):
+        return NOT_FINITE_VERDICT
     if difference.relative <= EQUAL:
         return EQUAL_VERDICT
     names = [step.name for step in steps]

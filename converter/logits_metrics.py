@@ -1,6 +1,7 @@
 """How far two models' logits are apart: in numbers that compare across models, and by position."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class Difference:
       kl_mean: Kullback-Leibler divergence from the reference, mean over the tokens, in nats.
       kl_max: the same, of the worst token.
       top1: share of the tokens with the same most likely next token.
+
+    All are NaN where logits are not finite.
     """
 
     max_abs: float
@@ -49,6 +52,7 @@ class Distance:
         self.positions = positions
         self.largest, self.error, self.norm, self.divergence = np.zeros((4, len(reference)))
         self.same = np.zeros(len(reference), bool)
+        self.finite = np.ones((2, len(reference)), bool)
 
     def add(self, start: int, logits: np.ndarray) -> None:
         """Compares logits [tokens, V] of the tokens from `start` on."""
@@ -59,6 +63,11 @@ class Distance:
     def _add(self, start: int, logits: np.ndarray) -> None:
         part = slice(start, start + len(logits))
         wanted, found = self.reference[part].astype(np.float64), logits.astype(np.float64)
+        self.finite[:, part] = [np.isfinite(values).all(axis=-1) for values in (wanted, found)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._measure(part, wanted, found)
+
+    def _measure(self, part: slice, wanted: np.ndarray, found: np.ndarray) -> None:
         gap = np.abs(found - wanted)
         self.largest[part] = gap.max(axis=-1)
         self.error[part] = np.square(gap).sum(axis=-1)
@@ -66,6 +75,11 @@ class Distance:
         p, q = _log_softmax(wanted), _log_softmax(found)
         self.divergence[part] = np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0)
         self.same[part] = wanted.argmax(axis=-1) == found.argmax(axis=-1)
+
+    def not_finite(self) -> tuple[int, int]:
+        """How many tokens of the reference, and of what is compared, have NaN or infinity among their logits."""
+        reference, compared = (int(count) for count in np.count_nonzero(~self.finite, axis=-1))
+        return reference, compared
 
     def total(self) -> Difference:
         """Over all tokens."""
@@ -81,6 +95,9 @@ class Distance:
         return tuple(result)
 
     def _over(self, chosen: np.ndarray) -> Difference:
+        if not self.finite[:, chosen].all():
+            # Infinities can cancel out in a figure; no figure is given then that a limit could let pass.
+            return Difference(*(5 * (math.nan,)))
         return Difference(
             max_abs=float(self.largest[chosen].max()),
             relative=float(np.sqrt(self.error[chosen].sum() / max(self.norm[chosen].sum(), 1e-300))),

@@ -7,11 +7,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from converter.finite import NonFinite
 from converter.logits import LogitsResult, Model
-from converter.logits_compare import DIFFERENT_VERDICT, EQUAL, EQUAL_VERDICT, LogitsComparison
+from converter.logits_compare import (
+    DIFFERENT_VERDICT,
+    EQUAL,
+    EQUAL_VERDICT,
+    NOT_FINITE_VERDICT,
+    LogitsComparison,
+)
 from converter.logits_metrics import Difference
 from converter.memory import format_size
 from converter.report import SCHEMA_VERSION, print_mismatches
+from converter.tokens import Tokens
 
 
 def print_logits(result: LogitsResult, console: Console) -> None:
@@ -22,6 +30,10 @@ def print_logits(result: LogitsResult, console: Console) -> None:
         f"of mean {result.mean:.4g}, standard deviation {result.deviation:.4g}",
         soft_wrap=True,
     )
+    if result.non_finite is not None:
+        console.print(
+            _non_finite_line(result.model, result.non_finite, result.bad_tokens, result.tokens), soft_wrap=True
+        )
     where = f"Wrote {result.file}" if result.file else "Nothing written (--out FILE.npz or FILE.jsonl)"
     console.print(f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.", soft_wrap=True)
 
@@ -35,6 +47,7 @@ def logits_document(result: LogitsResult) -> dict[str, Any]:
         "file": result.file,
         "mean": result.mean,
         "deviation": result.deviation,
+        "non_finite": _non_finite_document(result.non_finite, result.bad_tokens),
         "seconds": round(result.seconds, 3),
         "peak_memory": result.peak_memory,
     }
@@ -64,7 +77,10 @@ def print_comparison(result: LogitsComparison, console: Console) -> None:
 
 def verdict_lines(result: LogitsComparison) -> list[str]:
     """The verdict in words, with what to do."""
-    lines = [_verdict_line(result)]
+    lines = [
+        _non_finite_line(model, found, bad, result.tokens) for model, found, bad in _sides(result) if found is not None
+    ]
+    lines.append(_verdict_line(result))
     lines += [f"  {step.name}: {step.advice}" for step in result.steps]
     lines += [f"  {finding}" for finding in result.findings]
     if result.switched and not result.explained:
@@ -86,6 +102,10 @@ def comparison_document(result: LogitsComparison) -> dict[str, Any]:
         "source": _model_document(result.source),
         "destination": _model_document(result.destination),
         "tokens": _tokens_document(result),
+        "non_finite": {
+            side: _non_finite_document(found, bad)
+            for side, (_, found, bad) in zip(("source", "destination"), _sides(result), strict=True)
+        },
         "difference": asdict(result.difference),
         "positions": [
             {"first": bucket.first, "last": bucket.last, **asdict(bucket.difference)} for bucket in result.buckets
@@ -95,8 +115,7 @@ def comparison_document(result: LogitsComparison) -> dict[str, Any]:
         "findings": list(result.findings),
         "remaining": asdict(result.remaining),
         "qk_norm_pairs": [
-            {"layer": e.layer, **{n: min(getattr(e, n), 1e300) for n in ("product", "query", "key")}}
-            for e in result.mismatches
+            {"layer": e.layer, **{n: getattr(e, n) for n in ("product", "query", "key")}} for e in result.mismatches
         ],
         "seconds": round(result.seconds, 3),
         "peak_memory": result.peak_memory,
@@ -126,6 +145,10 @@ def _print_causes(result: LogitsComparison, console: Console) -> None:
 
 def _verdict_line(result: LogitsComparison) -> str:
     difference = result.difference
+    if result.verdict == NOT_FINITE_VERDICT:
+        if result.bad_tokens[0]:
+            return "NOT COMPARABLE: the source itself is not finite; `ax2mt verify` without --logits compares the bits."
+        return "DIFFERENT: only MaxText's logits are not finite; `ax2mt verify` without --logits finds what differs."
     if result.verdict == EQUAL_VERDICT:
         return f"EQUAL: the same function, up to float32 rounding (relative difference {difference.relative:.1e})."
     if result.verdict != DIFFERENT_VERDICT:
@@ -134,6 +157,25 @@ def _verdict_line(result: LogitsComparison) -> str:
     share = f"{1 - difference.top1:.1%} of the tokens get another top-1"
     cause = f", because of {', '.join(step.name for step in result.steps)}" if result.steps else ""
     return f"DIFFERENT by {difference.relative:.2g} relative, KL {difference.kl_mean:.2g} ({share}){cause}."
+
+
+def _sides(result: LogitsComparison) -> list[tuple[Model, NonFinite | None, int]]:
+    """Each model, where it first has NaN or infinity, and how many tokens it has none but such logits for."""
+    sides = zip((result.source, result.destination), result.non_finite, result.bad_tokens, strict=True)
+    return list(sides)
+
+
+def _non_finite_line(model: Model, found: NonFinite, bad_tokens: int, tokens: Tokens) -> str:
+    names = ", ".join(found.weights)
+    weights = f"the weights {names} hold NaN or infinity" if names else "the weights there are finite, values overflow"
+    return (
+        f"NOT FINITE: {model.kind}: the logits of {bad_tokens} of {len(tokens.ids)} tokens are NaN or infinite. "
+        f"This begins in {found.place}: {weights}."
+    )
+
+
+def _non_finite_document(found: NonFinite | None, bad_tokens: int) -> dict[str, Any] | None:
+    return None if found is None else {"tokens": bad_tokens, "first": found.place, "weights": list(found.weights)}
 
 
 def _cells(difference: Difference) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from converter.bundled import table_names, table_path
 from converter.errors import MappingError
 from converter.location import locate
 from converter.mapping import MappingTable
@@ -23,7 +24,6 @@ from converter.mapping_rows import (
     read_tree,
 )
 from converter.mapping_toml import Fault, Section, TomlText, suggestion
-from mappings import table_names, table_path
 
 _Part = TypeVar("_Part")
 

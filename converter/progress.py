@@ -1,10 +1,12 @@
 """What the engine tells while it works, and a progress bar that listens."""
 
+import sys
 import threading
 import time
 from typing import Any, Protocol
 
 from converter.memory import format_size
+from converter.streams import is_terminal
 
 
 class Progress(Protocol):
@@ -46,6 +48,7 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         self.console = Console(stderr=True, emoji=False)
+        self.on_terminal = is_terminal(sys.stderr)
         self.title = title
         self.verbose = verbose
         self.lock = threading.Lock()
@@ -58,7 +61,7 @@ class Bar:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self.on_terminal,
         )
 
     def start(self, leaves: int, total_bytes: int) -> None:
@@ -72,7 +75,7 @@ class Bar:
             self.done += count
             self.bar.update(self.task, completed=self.done, **self._fields())
             now = time.monotonic()
-            if not self.console.is_terminal and now - self.last >= self.INTERVAL:
+            if not self.on_terminal and now - self.last >= self.INTERVAL:
                 self.last = now
                 self._say()
 

@@ -1,5 +1,6 @@
 """Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,16 @@ BAR = 24
 OPPOSITE = 1.0
 """From here on the scales of a pair have opposite signs; a longer bar would only hide the other layers."""
 
+NARROW = 40
+"""Columns of a terminal that says it has fewer, as those do whose size is not known."""
+
 WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
 
 
 def stdout_console() -> Console:
     """A console for results; wide where stdout is no terminal. Paths may hold brackets and colons: text is text."""
-    width = None if Console().is_terminal else WIDE
+    width = max(Console().width, NARROW) if sys.stdout.isatty() else WIDE
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
@@ -137,11 +141,12 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
     figures = ("layer", "query*key", "query", "key")
     table = plain_table(*figures, "largest |a-b|/|a+b| of query*key in a pair", right=figures)
+    mark = "█" if console.encoding.lower().startswith("utf") else "#"
     largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
     for entry in mismatches:
         length = round(BAR * min(entry.product, largest) / largest) if largest else 0
         values = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
-        table.add_row(str(entry.layer), *values, Text("█" * length))
+        table.add_row(str(entry.layer), *values, Text(mark * length))
     console.print(table)
 
 
@@ -232,17 +237,11 @@ def result_document(result: "Result") -> dict[str, Any]:
             "exact_attention": all(entry.exact for entry in result.mismatches),
             "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
             "qk_norm_pairs": [
-                {"layer": e.layer, "product": _number(e.product), "query": _number(e.query), "key": _number(e.key)}
-                for e in result.mismatches
+                {"layer": e.layer, "product": e.product, "query": e.query, "key": e.key} for e in result.mismatches
             ],
         },
         "command": result.command,
     }
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if value != float("inf") else "inf"
 
 
 def _task_document(task: Task) -> dict[str, Any]:

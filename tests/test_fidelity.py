@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter.bundled import table_path
 from converter.errors import MappingError
 from converter.fidelity import PairMismatch, pair_mismatches, read_whole, scale_mismatches
 from converter.source import open_source
 from converter.zarr2 import read_array
-from mappings import table_path
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_array, write_checkpoint
 
 ENVY = Path(table_path("envy")).read_text()

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from converter.axes import Expression, ExpressionError
+from converter.bundled import table_path
 from converter.cli import run as run_cli
 from converter.errors import UsageError
 from converter.maxtext import override_config
-from mappings import table_path
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, write_metadata
 from tests.helpers.refusals import DOCUMENTED
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from converter.bundled import table_path
 from converter.matching import matches
-from mappings import table_path
 from tests.conftest import AXLEARN
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import nothing_left, nothing_published

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-import mappings
+from converter.bundled import table_path
 from converter.cli import run as cli
 from converter.convert import Request, convert
 from converter.errors import UsageError, VerificationError
@@ -32,7 +32,7 @@ def verify(name: str, destination: Path, *, settings=(), length: int = 430, **op
 
 def make(name: str, path: Path, *replacements: tuple[str, str], untie: bool = True) -> Path:
     """Converts with the bundled table, with mistakes."""
-    text = (Path(mappings.__file__).parent / "envy.toml").read_text()
+    text = Path(table_path("envy")).read_text()
     for old, new in replacements:
         assert old in text
         text = text.replace(old, new)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from converter.bundled import table_path
 from converter.cli import run as run_cli
-from mappings import table_path
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.refusals import nothing_left, refused
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from converter.bundled import table_names, table_path
 from converter.errors import MappingError
 from converter.mapping_file import MAX_BYTES, find_mapping, load_bundled, load_mapping, parse_mapping
 from converter.mapping_toml import suggestion
-from mappings import table_names, table_path
 
 VALID = """\
 name = "tiny"

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter.bundled import table_path
 from converter.errors import MappingError, UsageError
 from converter.mapping_file import find_mapping, load_mapping
 from converter.matching import match_table
 from converter.maxtext import config_yaml, leaf_key, model_config, override_config, train_command
 from converter.published import published_shapes
-from mappings import table_path
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes
 
 SWITCH_BASE = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from converter.bundled import table_path
 from converter.errors import MappingError, SourceError
 from converter.source import open_source
-from mappings import table_path
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 
 EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
