@@ -56,7 +56,7 @@ def mapping_document(table: MappingTable) -> dict[str, Any]:
             }
             for row in table.rows
         ],
-        drops=[{"axlearn": drop.pattern, "reason": drop.reason} for drop in table.drops],
+        drops=[{"axlearn": drop.pattern, "reason": drop.reason, "note": drop.note or None} for drop in table.drops],
     )
 
 

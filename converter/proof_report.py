@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from converter.cli_output import printable
 from converter.inspection import Inspection
 from converter.memory import format_size
 from converter.parameters import ParameterReport, ParameterRow
@@ -58,7 +59,7 @@ def print_verification(result: Verification, console: Console) -> None:
     if len(result.findings) > MAX_SHOWN:
         console.print(f"  and {len(result.findings) - MAX_SHOWN} more findings (--json lists all)")
     for note in result.notes:
-        console.print(f"  note: {note}", soft_wrap=True)
+        console.print(f"  note: {printable(note)}", soft_wrap=True)
     if result.cast is not None:
         console.print(
             f"  cast to {result.cast.dtype}: largest absolute error {result.cast.max_absolute:.6g}, largest relative "
@@ -93,6 +94,7 @@ def parameters_document(report: ParameterReport) -> dict[str, Any]:
         experts_per_token=report.experts_per_token,
         rows=[_row_document(row) for row in report.rows],
         extra=[{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
+        notes=list(report.notes),
     )
 
 
@@ -241,6 +243,7 @@ def _total_lines(report: ParameterReport) -> list[tuple[str, str]]:
         lines.append(("outside of experts", f"{report.source_total - report.expert_total:,}"))
         lines.append(("active per token", f"{report.active_total:,} ({report.experts_per_token} experts a layer)"))
     lines += [(f"extra leaf {path}", shape_text(shape)) for path, shape in report.extra.items()]
+    lines += [("note", printable(note)) for note in report.notes]
     return lines
 
 

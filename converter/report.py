@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from converter.cli_output import printable
 from converter.fidelity import PairMismatch
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
@@ -78,17 +79,32 @@ def print_totals(plan: Plan, console: Console) -> None:
         )),
         ("memory", f"{format_size(totals.memory)} for blocks in flight, of {format_size(plan.options.max_memory)}"),
     ]  # fmt: skip
-    for reason, entries in plan.dropped.items():
-        count = sum(elements for _, elements in entries)
-        rows.append(("left behind", f"{reason}: {len(entries)} tensors, {count:,} elements"))
+    rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
     if plan.others:
-        rows.append(("left behind", f"entries that are no tensors: {', '.join(plan.others)}"))
+        rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
+    rows += [("note", printable(note)) for note in plan.notes]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
+    """What is left behind for one reason: how many tensors, and their elements as far as they are known."""
+    known = [elements for _, elements in entries if elements is not None]
+    parts = [plural(len(entries), "tensor")]
+    if known:
+        parts.append(plural(sum(known), "element"))
+    if len(known) < len(entries):
+        parts.append(f"{len(entries) - len(known):,} of unknown shape")
+    return f"{reason}: {', '.join(parts)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 tensor, 2,048 tensors."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_result(result: "Result", console: Console) -> None:
@@ -205,12 +221,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             {
                 "reason": reason,
                 "tensors": len(entries),
-                "elements": sum(elements for _, elements in entries),
+                "elements": sum(elements or 0 for _, elements in entries),
+                "unknown_shapes": sum(elements is None for _, elements in entries),
                 "paths": [path for path, _ in entries],
             }
             for reason, entries in plan.dropped.items()
         ],
         ignored_entries=list(plan.others),
+        notes=list(plan.notes),
         config=dict(plan.config),
     )
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorstore as ts
 
 from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
-from converter.errors import UsageError, VerificationError
-from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
+from converter.errors import UsageError, VerificationError, reason
+from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY
 from converter.progress import Progress
