@@ -71,7 +71,7 @@ def open_store(name: str, spec: Mapping[str, Any]) -> Any:
     """
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        return ts.open(dict(spec), open=True, read=True, context=context).result()
+        return ts.open(dict(spec), read=True, context=context).result()
     except ValueError as error:
         raise SourceError(f"{name}: cannot be opened: {reason(error)}") from None
 

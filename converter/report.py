@@ -10,6 +10,7 @@ from rich.text import Text
 
 from converter.cli_output import printable
 from converter.fidelity import PairMismatch
+from converter.layout import Column, Row, print_rows
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
 from converter.plan import Leaf, Plan, Task
@@ -48,18 +49,28 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+PLAN_COLUMNS = (
+    Column(name="AXLearn", path=True),
+    Column(name="shape"),
+    Column(name="MaxText", path=True),
+    Column(name="shape"),
+    Column(name="dtype"),
+    Column(name="route"),
+    Column(name="size", right=True),
+)
+
+
 def print_plan(plan: Plan, console: Console) -> None:
     """The leaves as a table, grouped by layer, then the totals."""
-    table = plain_table("AXLearn", "shape", "MaxText", "shape", "dtype", "route", "size", right=["size"])
+    rows: list[Row] = []
     place = ""
     for task in plan.tasks:
         if task.source_place != place:
             place = task.source_place
-            heading = (f"{place}/", "", f"{task.target_place}/") if place else ("",)
-            table.add_row(*(Text(text, style="bold") for text in heading))
-        _plan_rows(table, task)
+            rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
+        rows += _plan_rows(task)
     console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
-    console.print(table)
+    print_rows(console, PLAN_COLUMNS, rows)
     console.print()
     print_totals(plan, console)
 
@@ -83,12 +94,8 @@ def print_totals(plan: Plan, console: Console) -> None:
     if plan.others:
         rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
     rows += [("note", printable(note)) for note in plan.notes]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for name, text in rows:
+        console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
 
 
 def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
@@ -287,19 +294,22 @@ def _array_document(array: ArraySpec | Leaf) -> dict[str, Any]:
     }
 
 
-def _plan_rows(table: Table, task: Task) -> None:
+def _plan_rows(task: Task) -> list[Row]:
+    rows: list[Row] = []
     for number in range(max(len(task.sources), len(task.leaves))):
         source = task.sources[number] if number < len(task.sources) else None
         leaf = task.leaves[number] if number < len(task.leaves) else None
-        table.add_row(
-            Text(_below(source.path, task.source_place)) if source else "",
+        cells = (
+            _below(source.path, task.source_place) if source else "",
             shape_text(source.shape) if source else "",
-            Text(_below(leaf.path, task.target_place)) if leaf else "",
+            _below(leaf.path, task.target_place) if leaf else "",
             shape_text(leaf.shape) if leaf else "",
             leaf.dtype if leaf else "",
             _route_text(task) if number == 0 else "",
             format_size(leaf.bytes) if leaf else "",
         )
+        rows.append(Row(cells, indent=2 if task.source_place else 0))
+    return rows
 
 
 def _route_text(task: Task) -> str:
@@ -307,7 +317,7 @@ def _route_text(task: Task) -> str:
 
 
 def _below(path: str, place: str) -> str:
-    return "  " + path.removeprefix(place + "/") if place else path
+    return path.removeprefix(place + "/") if place else path
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
