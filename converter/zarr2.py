@@ -146,37 +146,29 @@ def read_array(path: str, directory: str) -> ArraySpec:
 
 
 def open_spec(array: ArraySpec) -> dict[str, Any]:
-    """TensorStore's specification to read an array; a missing chunk raises."""
+    """TensorStore's specification to read an array; a missing chunk raises.
+
+    TensorStore does not read the `.zarray` again: it refuses what does not matter here, such as numcodecs' `checksum`
+    of zstd, other settings for the writer of a compressor, or a fill value. All that decoding needs is in the chunks.
+    """
     return {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": array.directory.rstrip("/") + "/"},
+        "metadata": {
+            "zarr_format": 2,
+            "shape": list(array.shape),
+            "chunks": list(array.chunks),
+            "dtype": next((name for name, known in _ZARR_DTYPES.items() if known == array.dtype), array.dtype),
+            "compressor": None if array.compressor is None else {"id": array.compressor["id"]},
+            "order": array.order,
+            "fill_value": None,
+            "filters": None,
+            "dimension_separator": ".",
+        },
+        "assume_metadata": True,
         "fill_missing_data_reads": False,
         "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-        **_replaced_metadata(array),
     }
-
-
-def _replaced_metadata(array: ArraySpec) -> dict[str, Any]:
-    """Metadata to open an array with instead of its own, where TensorStore may refuse settings of the compressor.
-
-    Settings such as numcodecs' `checksum` of zstd were for the writer: all that decoding needs is in the chunks.
-    """
-    compressor = array.compressor
-    if compressor is None or (compressor.keys() <= {"id", "level"} and compressor.get("level", 0) >= 0):
-        return {}
-    metadata = {
-        "shape": list(array.shape),
-        "chunks": list(array.chunks),
-        "dtype": next((name for name, known in _ZARR_DTYPES.items() if known == array.dtype), array.dtype),
-        "compressor": {"id": compressor["id"]},
-        "order": array.order,
-        "fill_value": None,
-        "filters": None,
-        "dimension_separator": ".",
-        "zarr_format": 2,
-    }
-    return {"metadata": metadata, "assume_metadata": True}
 
 
 @dataclass(frozen=True, slots=True)

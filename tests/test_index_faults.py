@@ -53,7 +53,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "unknown dtype": (lambda index: entry(index, PASSED).update(dtype="float33"), "unknown dtype 'float33'"),
     "a list as dtype": (lambda index: entry(index, PASSED).update(dtype=[]), "unknown dtype []"),
     "other dtype": (lambda index: entry(index, PASSED).update(dtype="bfloat16"), "index says bfloat16"),
-    "other shape": (shape("(2, 4, 12, 11)"), ""),
+    "other shape": (shape("(2, 4, 12, 11)"), "which does not fit"),
 }  # fmt: skip
 
 
