@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from converter.errors import SourceError
+from converter.errors import SourceError, reason
 from converter.zarr2 import ArraySpec, chunk_key, open_spec
 
 STREAMED_CHUNK = 16 << 20
@@ -71,9 +71,9 @@ def open_store(name: str, spec: Mapping[str, Any]) -> Any:
     """
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        return ts.open(dict(spec), open=True, read=True, context=context).result()
+        return ts.open(dict(spec), read=True, context=context).result()
     except ValueError as error:
-        raise SourceError(f"{name}: cannot be opened: {_reason(error)}") from None
+        raise SourceError(f"{name}: cannot be opened: {reason(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class View:
         try:
             values = self.array.store[region].read().result()
         except ValueError as error:
-            raise SourceError(f"{self.array.name}: a chunk cannot be read: {_reason(error)}") from None
+            raise SourceError(f"{self.array.name}: a chunk cannot be read: {reason(error)}") from None
         rows = inside[first]
         return values if len(rows) == values.shape[first] else values.take([r - rows[0] for r in rows], axis=first)
 
@@ -264,8 +264,3 @@ def _numpy_dtype(name: str) -> np.dtype:
 
 def _ranges(start: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))
-
-
-def _reason(error: Exception) -> str:
-    """TensorStore's message without its source locations."""
-    return str(error).split(" [source locations")[0].split("\n")[0]

@@ -1,20 +1,21 @@
-"""AXLearn's native checkpoints on disk: trainer directories, steps, the commit marker and the index.
+"""An AXLearn step on disk, in the native format: the commit marker, the index, the arrays' metadata.
 
-    <trainer dir>/checkpoints/step_00000100/{index, gda/<path>/<zarr v2 array>}
+    step_00000100/{index, gda/<path>/<zarr v2 array>}
 
 A step is committed when `index` is a file; it is written last (axlearn/common/checkpointer.py). `index` is a JSON list
 of pairs; a pair whose value is a dictionary is a tensor, with its shape as a text that holds a Python tuple.
 """
 
-import itertools
+import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from converter.errors import SourceError
-from converter.zarr2 import MAX_DIMENSIONS, ArraySpec, dtype_name, read_array
+from converter.zarr2 import ITEM_SIZES, MAX_DIMENSIONS, ArraySpec, read_array, unknown_dtype
 
 MAX_INDEX_BYTES = 16 << 20
 """An index of 100,000 tensors takes 13 MB; a larger file is not an index."""
@@ -24,16 +25,23 @@ MAX_PATH = 1024
 
 MAX_SHAPE_TEXT = 1024
 
-_STEP = re.compile(r"step_(\d{8,})$")
 _SHAPE = re.compile(r"\(\s*(\d{1,19}\s*,\s*)*(\d{1,19}\s*,?\s*)?\)$")
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A tensor as the index lists it: the dtype's name and the shape in elements."""
+    """A tensor as the index lists it.
+
+    Attributes:
+      dtype: the name of its dtype; empty where the index has no text there.
+      shape: in elements; None where the index has no shape that can be read.
+      problem: why the tensor could not be converted, with the index's path; empty for a sound entry. What is left
+        behind anyway may have one.
+    """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,83 +53,23 @@ class Checkpoint:
       step: the training step, from the index.
       tensors: every tensor of the index, by path.
       others: paths of index entries that are no tensors (iterator states).
+      notes: what is worth knowing about the choice of this step, one line each.
     """
 
     directory: str
     step: int | None
     tensors: Mapping[str, IndexEntry]
     others: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Path to shape of every tensor; the empty shape where the index has none that can be read."""
+        return {path: entry.shape or () for path, entry in self.tensors.items()}
 
     def array_directory(self, path: str) -> str:
         """Where a tensor's zarr array lives."""
         return os.path.join(self.directory, "gda", path)
-
-
-def find_step(path: str, step: int | None = None) -> str:
-    """Finds the step directory that a user's path means.
-
-    Args:
-      path: a step directory, a `checkpoints` directory, or the trainer directory above it; local, see `location`.
-      step: the wanted step; None for the latest committed one.
-
-    Returns:
-      The directory of a committed step.
-
-    Raises:
-      SourceError: nothing is there, or no such step is committed; the message names the steps there are.
-    """
-    if not os.path.isdir(path):
-        found = "is no directory" if os.path.lexists(path) else "does not exist"
-        raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
-    if is_step(path):
-        _check_committed(path)
-        named = step_number(path)
-        if step is not None and named != step:
-            found = "has no step in its name" if named is None else f"is step {named}, not step {step}"
-            raise SourceError(f"{path} {found}; pass the directory above it, or drop --step")
-        return path
-    steps = list_steps(path)
-    if not steps:
-        raise SourceError(f"{path}: no AXLearn checkpoint here; expected step_* directories, or index and gda/")
-    if step is not None:
-        if step not in steps:
-            raise SourceError(f"{path}: no step {step}; there are {_list(sorted(steps))}")
-        _check_committed(steps[step])
-        return steps[step]
-    committed = [number for number, place in steps.items() if is_committed(place)]
-    foreign = [number for number, place in steps.items() if os.path.isdir(os.path.join(place, "index"))]
-    if foreign and max(foreign) > max(committed, default=-1):
-        _check_committed(steps[max(foreign)])
-    if not committed:
-        raise SourceError(
-            f"{path}: none of the steps {_list(sorted(steps))} is committed (none has an index file); "
-            "the training was stopped before a save finished"
-        )
-    return steps[max(committed)]
-
-
-def is_step(path: str) -> bool:
-    """Whether a directory is a step, committed or not, rather than one above steps."""
-    return os.path.lexists(os.path.join(path, "index")) or os.path.isdir(os.path.join(path, "gda"))
-
-
-def list_steps(path: str) -> dict[int, str]:
-    """The step directories below a trainer or `checkpoints` directory, committed or not."""
-    for place in (path, os.path.join(path, "checkpoints")):
-        try:
-            names = os.listdir(place)
-        except OSError:
-            continue
-        steps = {int(match[1]): os.path.join(place, name) for name in names if (match := _STEP.match(name))}
-        if steps:
-            return dict(sorted((number, place) for number, place in steps.items() if os.path.isdir(place)))
-    return {}
-
-
-def step_number(directory: str) -> int | None:
-    """The step in a step directory's name."""
-    match = _STEP.match(os.path.basename(os.path.realpath(directory)))
-    return int(match[1]) if match else None
 
 
 def is_committed(directory: str) -> bool:
@@ -129,31 +77,59 @@ def is_committed(directory: str) -> bool:
     return os.path.isfile(os.path.join(directory, "index"))
 
 
+def check_committed(directory: str) -> None:
+    """Refuses a step without its commit marker.
+
+    Raises:
+      SourceError: the marker is missing, cannot be seen, or is that of another format.
+    """
+    index = os.path.join(directory, "index")
+    try:
+        mode = os.stat(index).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except OSError as error:
+        raise SourceError(f"{index}: cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise SourceError(
+            f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
+            "only the native format is supported, re-save it with the default Checkpointer"
+        )
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
+
+
 def read_checkpoint(directory: str) -> Checkpoint:
     """Reads the index of a committed step.
 
     Raises:
-      SourceError: the index is missing, damaged, or names paths that would leave the checkpoint.
+      SourceError: the index is missing or damaged. What is wrong with single tensors is told by their entries.
     """
-    _check_committed(directory)
+    check_committed(directory)
     file = os.path.join(directory, "index")
     tensors: dict[str, IndexEntry] = {}
     others: dict[str, None] = {}
     step: int | None = None
-    for entry in _read_index(file):
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise SourceError(f"{file}: expected pairs of a path and a value, found {_short(entry)}")
-        path, value = entry
-        if path in tensors or path in others:
-            raise SourceError(f"{file}: {_short(path)} is listed twice")
+    for pair in _read_index(file):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise SourceError(f"{file}: expected pairs of a path and a value, found {_short(pair)}")
+        path, value = pair
+        if len(path) > MAX_PATH:
+            raise SourceError(f"{file}: {_short(path)} is too long for the path of a tensor")
+        twice = f"{file}: {_short(path)} is listed twice" if path in tensors or path in others else ""
+        if twice and path == "step":
+            raise SourceError(twice)
         if isinstance(value, dict):
-            _check_path(file, path)
-            tensors[path] = _index_entry(file, path, value)
+            entry = _index_entry(file, path, value)
+            tensors[path] = dataclasses.replace(entry, problem=twice) if twice else entry
+        elif path in tensors:
+            tensors[path] = dataclasses.replace(tensors[path], problem=twice)
         else:
             others[path] = None
             if path == "step" and type(value) is int:
                 step = value
-    _check_prefixes(file, tensors)
+    for path, problem in _nested(file, tensors):
+        tensors[path] = dataclasses.replace(tensors[path], problem=problem)
     return Checkpoint(directory, step, tensors, tuple(other for other in others if other != "step"))
 
 
@@ -167,12 +143,15 @@ def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, ArraySpec
     problems: list[str] = []
     for path in paths:
         entry = checkpoint.tensors[path]
+        if entry.problem:
+            problems.append(entry.problem)
+            continue
         try:
             array = read_array(path, checkpoint.array_directory(path))
         except SourceError as error:
             problems.append(error.message)
             continue
-        if (array.shape, array.dtype) != (entry.shape, entry.dtype):
+        if entry.shape is not None and (array.shape, array.dtype) != (entry.shape, entry.dtype):
             problems.append(
                 f"{path}: index says {entry.dtype}{list(entry.shape)}, .zarray says {array.dtype}{list(array.shape)}"
             )
@@ -183,17 +162,6 @@ def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, ArraySpec
             f"{checkpoint.directory}: array metadata of {count} tensor{'s' * (count > 1)} is wrong", problems
         )
     return arrays
-
-
-def _check_committed(directory: str) -> None:
-    index = os.path.join(directory, "index")
-    if os.path.isdir(index):
-        raise SourceError(
-            f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
-            "only the native format is supported, re-save it with the default Checkpointer"
-        )
-    if not os.path.isfile(index):
-        raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
 
 
 def _read_index(file: str) -> list[object]:
@@ -213,35 +181,48 @@ def _read_index(file: str) -> list[object]:
     return content
 
 
-def _check_path(file: str, path: str) -> None:
-    if len(path) > MAX_PATH or not path.isprintable():
-        raise SourceError(f"{file}: {_short(path)} is no tensor's path: too long, or has unprintable characters")
-    parts = path.split("/")
-    if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in parts):
-        raise SourceError(f"{file}: the path {_short(path)} would leave the checkpoint's gda/ directory; refused")
-
-
-def _check_prefixes(file: str, tensors: Mapping[str, IndexEntry]) -> None:
-    """A tensor inside another tensor's directory would mix with its chunks."""
-    # Sorted part by part, what lies inside a tensor follows it at once.
-    for outer, inner in itertools.pairwise(sorted(path.split("/") for path in tensors)):
-        if inner[: len(outer)] == outer:
-            raise SourceError(f"{file}: {'/'.join(inner)} lies inside the tensor {'/'.join(outer)}")
-
-
 def _index_entry(file: str, path: str, value: Mapping[str, object]) -> IndexEntry:
-    text, dtype = value.get("shape"), value.get("dtype")
+    dtype, text = value.get("dtype"), value.get("shape")
+    shape, problem = _shape(text)
+    dtype_problem = "" if isinstance(dtype, str) and dtype in ITEM_SIZES else unknown_dtype(dtype)
+    reason = problem or dtype_problem
+    return IndexEntry(
+        dtype if isinstance(dtype, str) else "",
+        shape,
+        _path_problem(file, path) or (f"{file}: {path}: {reason}" if reason else ""),
+    )
+
+
+def _shape(text: object) -> tuple[tuple[int, ...] | None, str]:
+    """The shape that a text says, as far as it can be read, and why no tensor that is converted can have it."""
     if not isinstance(text, str) or len(text) > MAX_SHAPE_TEXT or not _SHAPE.match(text.strip()):
-        raise SourceError(f"{file}: {path}: expected a shape like '(6, 1536)', found {_short(text)}")
+        return None, f"expected a shape like '(6, 1536)', found {_short(text)}"
     shape = tuple(int(part) for part in re.findall(r"\d+", text))
-    if len(shape) > MAX_DIMENSIONS or any(not 0 < length < 2**62 for length in shape):
-        raise SourceError(f"{file}: {path}: no tensor has the shape {_short(text)}")
-    return IndexEntry(dtype_name(dtype, f"{file}: {path}"), shape)
+    if len(shape) > MAX_DIMENSIONS or any(length >= 2**62 for length in shape):
+        return None, f"no tensor has the shape {_short(text)}"
+    return shape, f"a tensor of the shape {_short(text)} has no elements" if 0 in shape else ""
 
 
-def _list(numbers: list[int]) -> str:
-    shown = [str(number) for number in numbers[-8:]]
-    return ("... " if len(numbers) > 8 else "") + ", ".join(shown)
+def _path_problem(file: str, path: str) -> str:
+    if not path.isprintable():
+        return f"{file}: {_short(path)} has unprintable characters; expected the path of a tensor"
+    parts = path.split("/")
+    if "\\" in path or any(part in ("", ".", "..") for part in parts):
+        return f"{file}: the path {_short(path)} would leave the checkpoint's gda/ directory; refused"
+    return ""
+
+
+def _nested(file: str, tensors: Mapping[str, IndexEntry]) -> Iterator[tuple[str, str]]:
+    """Tensors inside another tensor's directory, and those around them: their chunks would mix."""
+    outer: list[str] | None = None
+    # Sorted part by part, all that lies inside a tensor follows it at once.
+    for parts in sorted(path.split("/") for path in tensors):
+        if outer is not None and parts[: len(outer)] == outer:
+            problem = f"{file}: {'/'.join(parts)} lies inside the tensor {'/'.join(outer)}"
+            yield "/".join(parts), problem
+            yield "/".join(outer), problem
+        else:
+            outer = parts
 
 
 def _short(value: object) -> str:

@@ -59,7 +59,7 @@ def axlearn_weights(source: Source) -> Weights:
         "embedding": layer_view(*named["", "decoder/emb/token_emb/weight"], 0),
         "final_norm": layer_view(*named["", "decoder/output_norm/scale"], 0),
     }
-    weights = Weights(source.shown, top, tuple(layers))
+    weights = Weights(source.shown, top, tuple(layers), notes=source.notes)
     weights.check()
     return weights
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from converter.axis_map import Box
 from converter.chunk_codec import can_decode, decode_chunk, storage_dtype
-from converter.errors import SourceError
+from converter.errors import SourceError, reason
 from converter.zarr2 import ArraySpec, open_spec
 
 
@@ -67,11 +67,6 @@ def place(block: np.ndarray, start: list[int], values: np.ndarray) -> None:
 def slices(box: Box) -> tuple[slice, ...]:
     """A box as an index."""
     return tuple(slice(low, high) for low, high in box)
-
-
-def reason(error: Exception) -> str:
-    """TensorStore's message without its source locations."""
-    return str(error).split(" [source locations")[0].split("\n")[0]
 
 
 def _open(array: ArraySpec) -> Any:

@@ -2,10 +2,10 @@
 
 import os
 
-from converter.axlearn import is_step, list_steps
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import Location
 from converter.maxtext_reader import has_items
+from converter.steps import is_step, list_steps
 
 AXLEARN = "AXLearn"
 MAXTEXT = "MaxText"
@@ -13,8 +13,11 @@ MAXTEXT = "MaxText"
 
 def checkpoint_kind(path: str) -> str:
     """Whose checkpoint a directory is: AXLEARN or MAXTEXT, empty for neither; names alone are looked at."""
-    if is_step(path) or list_steps(path):
-        return AXLEARN
+    try:
+        if is_step(path) or list_steps(path):
+            return AXLEARN
+    except SourceError:
+        return ""  # whoever reads it says why it cannot be read
     # A training run of MaxText keeps its steps in checkpoints/.
     return MAXTEXT if has_items(path) or has_items(os.path.join(path, "checkpoints")) else ""
 

@@ -39,7 +39,7 @@ def show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable
 
 def report_error(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:
     """Tells of an error, on stderr or as a JSON document on stdout; returns the exit code."""
-    message, details = _printable(message), [_printable(line) for line in details]
+    message, details = printable(message), [printable(line) for line in details]
     if "--json" in arguments:
         from converter.report import document
 
@@ -52,6 +52,6 @@ def report_error(arguments: Sequence[str], kind: str, message: str, details: Seq
     return code
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

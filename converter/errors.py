@@ -7,6 +7,14 @@ findings of one kind are collected and raised together: `details` then holds one
 from collections.abc import Sequence
 
 
+def reason(error: Exception) -> str:
+    """The first line of a library's message, without TensorStore's specification and source locations."""
+    text = str(error)
+    for appendix in (" [tensorstore_spec=", " [source locations="):
+        text = text.split(appendix)[0]
+    return (text.splitlines() or [type(error).__name__])[0][:300]
+
+
 class Ax2mtError(Exception):
     """Base of all errors that are not a fault of this program.
 

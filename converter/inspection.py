@@ -6,13 +6,14 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any
 
-from converter.axlearn import is_committed, list_steps, read_checkpoint, step_number
+from converter.axlearn import read_checkpoint
 from converter.digest import METADATA_KEY, RECEIPT_NAME
 from converter.errors import Ax2mtError, SourceError
 from converter.litter import is_litter
 from converter.location import locate, unreadable_name
 from converter.maxtext import CONFIG_NAME
 from converter.maxtext_reader import Target, find_items, read_target
+from converter.steps import find_step, list_steps, step_number, step_state
 from converter.zarr2 import read_array
 
 MAX_ENTRIES = 20_000
@@ -76,6 +77,8 @@ def inspect(path: str) -> Inspection:
         return Inspection(path, "unreadable", f"cannot be read: {error.strerror}")
     except ValueError as error:
         return Inspection(path, "unreadable", f"no path: {error}")
+    except Ax2mtError as error:
+        return Inspection(path, "unreadable", "cannot be read", missing=[error.message])
     problem = unreadable_name(place)
     if problem:
         result.missing.append(f"a name that can be read: {problem}")
@@ -116,17 +119,23 @@ def _inspect(path: str, place: str) -> Inspection:
 
 def _trainer(path: str, steps: dict[int, str]) -> Inspection:
     result = Inspection(path, "axlearn-trainer", "an AXLearn trainer directory")
-    committed = [number for number, place in steps.items() if is_committed(place)]
-    orbax = [number for number, place in steps.items() if os.path.isdir(os.path.join(place, "index"))]
-    result.facts["committed_steps"] = committed
-    result.facts["uncommitted_steps"] = [n for n in steps if n not in committed and n not in orbax]
-    if orbax:
-        result.facts["orbax_steps"] = orbax
-    if not committed:
+    states = {number: step_state(place) for number, place in steps.items()}
+    for state in ("committed", "uncommitted", "orbax", "unreadable"):
+        found = [number for number in steps if states[number] == state]
+        if found or state in ("committed", "uncommitted"):
+            result.facts[f"{state}_steps"] = found
+    if "committed" not in states.values():
         result.missing.append("a committed step in the native format")
         return result
-    latest = _axlearn_step(path, steps[max(committed)])
-    result.facts.update({"latest": steps[max(committed)], **latest.facts})
+    try:
+        newest = find_step(path)
+    except Ax2mtError as error:
+        result.missing.append(error.message)
+        return result
+    latest = _axlearn_step(path, newest.directory)
+    result.facts.update({"latest": newest.directory, **latest.facts})
+    if newest.notes:
+        result.facts["passed_over"] = list(newest.notes)
     result.leaves, result.missing = latest.leaves, latest.missing
     return result
 
@@ -142,14 +151,18 @@ def _axlearn_step(path: str, place: str) -> Inspection:
     elements = 0
     for number, (name, entry) in enumerate(checkpoint.tensors.items()):
         if name.startswith("model/"):
-            elements += _product(entry.shape)
+            elements += _product(entry.shape or ())
         if number >= MAX_ARRAYS:
+            continue
+        if entry.problem:
+            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), entry.problem))
+            result.missing.append(entry.problem)
             continue
         try:
             array = read_array(name, checkpoint.array_directory(name))
             result.leaves.append(LeafInfo(name, array.dtype, array.shape, array.chunks))
         except Ax2mtError as error:
-            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape, (), error.message))
+            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), error.message))
             result.missing.append(error.message)
     result.facts.update({"step": checkpoint.step, "tensors": len(checkpoint.tensors), "model_parameters": elements})
     result.facts["dtypes"] = _dtypes(result.leaves)

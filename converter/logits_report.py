@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from converter.cli_output import printable
 from converter.finite import NonFinite
 from converter.logits import LogitsResult, Model
 from converter.logits_compare import (
@@ -24,7 +25,7 @@ from converter.tokens import Tokens
 
 def print_logits(result: LogitsResult, console: Console) -> None:
     """What was computed, and where it went."""
-    console.print(_model_line(result.model), soft_wrap=True)
+    _print_model(result.model, console)
     console.print(
         f"{len(result.tokens.ids)} tokens in {len(result.tokens.sequences)} sequences ({result.tokens.origin}); logits "
         f"of mean {result.mean:.4g}, standard deviation {result.deviation:.4g}",
@@ -55,8 +56,8 @@ def logits_document(result: LogitsResult) -> dict[str, Any]:
 
 def print_comparison(result: LogitsComparison, console: Console) -> None:
     """The verdict, the distance by position, what explains it, and what to do."""
-    console.print(_model_line(result.source), soft_wrap=True)
-    console.print(_model_line(result.destination), soft_wrap=True)
+    _print_model(result.source, console)
+    _print_model(result.destination, console)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("positions", "max abs difference", "relative", "KL mean", "KL max", "same top-1"):
@@ -188,9 +189,11 @@ def _cells(difference: Difference) -> tuple[str, ...]:
     )
 
 
-def _model_line(model: Model) -> str:
+def _print_model(model: Model, console: Console) -> None:
     fitted = ", q/k norm scales fitted (--qk-norm fit)" if model.weights.qk_norm == "fit" else ""
-    return f"{model.kind}: {model.weights.path}{fitted}; computes as {model.origin}"
+    console.print(f"{model.kind}: {model.weights.path}{fitted}; computes as {model.origin}", soft_wrap=True)
+    for note in model.weights.notes:
+        console.print(f"  note: {printable(note)}", soft_wrap=True)
 
 
 def _model_document(model: Model) -> dict[str, Any]:
@@ -200,6 +203,7 @@ def _model_document(model: Model) -> dict[str, Any]:
         "qk_norm": model.weights.qk_norm,
         "semantics": asdict(model.semantics),
         "semantics_from": model.origin,
+        "notes": list(model.weights.notes),
     }
 
 

@@ -91,10 +91,17 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True)
 class DropRow:
-    """Source tensors that are left behind, and why."""
+    """Source tensors that are left behind.
+
+    Attributes:
+      pattern: of their paths, see `matching.matches`.
+      reason: what they are, for reports.
+      note: what users have to know when a checkpoint has such tensors; empty for nothing.
+    """
 
     pattern: str
     reason: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

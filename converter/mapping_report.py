@@ -3,18 +3,22 @@
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
+from converter.layout import Column, Row, print_rows
 from converter.mapping import MappingTable
-from converter.report import document, plain_table
+from converter.report import document
 
 
 def print_mappings(tables: list[MappingTable], console: Console) -> None:
     """One line a bundled table."""
-    out = plain_table("mapping", "rows", "for", "published sizes")
-    for table in tables:
-        out.add_row(table.name, str(len(table.rows)), table.title, ", ".join(model.name for model in table.models))
-    console.print(out)
+    columns = (
+        Column(name="mapping", path=True), Column(name="rows"), Column(name="for"), Column(name="published sizes"),
+    )  # fmt: skip
+    rows = [
+        Row((table.name, str(len(table.rows)), table.title, ", ".join(model.name for model in table.models)))
+        for table in tables
+    ]
+    print_rows(console, columns, rows)
 
 
 def print_mapping(table: MappingTable, console: Console) -> None:
@@ -24,13 +28,18 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     for side in (table.axlearn, table.maxtext):
         for layout in side.layers:
             console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True)
-    out = plain_table("AXLearn", "axes", "MaxText", "when")
+    columns = (
+        Column(name="AXLearn", path=True), Column(name="axes"), Column(name="MaxText", path=True), Column(name="when"),
+    )  # fmt: skip
+    rows: list[Row] = []
     for row in table.rows:
-        for number, target in enumerate(row.maxtext):
-            source = "\n".join(row.axlearn) if number == 0 else ""
-            condition = row.when or (f"--{row.option}" if row.option else "")
-            out.add_row(Text(source), Text(str(row.expression)) if number == 0 else "", Text(target), condition)
-    console.print(out)
+        condition = row.when or (f"--{row.option}" if row.option else "")
+        for number in range(max(len(row.axlearn), len(row.maxtext))):
+            source = row.axlearn[number] if number < len(row.axlearn) else ""
+            target = row.maxtext[number] if number < len(row.maxtext) else ""
+            axes = str(row.expression) if number == 0 else ""
+            rows.append(Row((source, axes, target, condition if target else "")))
+    print_rows(console, columns, rows)
     for drop in table.drops:
         console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True)
 
@@ -56,7 +65,7 @@ def mapping_document(table: MappingTable) -> dict[str, Any]:
             }
             for row in table.rows
         ],
-        drops=[{"axlearn": drop.pattern, "reason": drop.reason} for drop in table.drops],
+        drops=[{"axlearn": drop.pattern, "reason": drop.reason, "note": drop.note or None} for drop in table.drops],
     )
 
 

@@ -86,7 +86,7 @@ def read_tensor(section: Section) -> TensorRow:
 
 def read_drop(section: Section) -> DropRow:
     """[[drop]]: what is left behind."""
-    return DropRow(section.text("axlearn"), section.text("reason"))
+    return DropRow(section.text("axlearn"), section.text("reason"), section.text("note", required=False))
 
 
 def read_fidelity(section: Section) -> Fidelity:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from converter.axes import Expression
 from converter.axis_sizes import ShapeFact, solve_sizes
 from converter.errors import Ax2mtError, MappingError
-from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, TensorRow
+from converter.mapping import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, TensorRow
 
 Shape = tuple[int, ...]
 MAX_LISTED = 20
@@ -53,6 +53,7 @@ class Match:
       table: the mapping table.
       rows: every row on every place, in the order of the model.
       dropped: source path to the reason it is left behind.
+      notes: what the table has to say about tensors that are left behind, one line each.
       sizes: the solved size of every axis.
       blocks: layers in a cycle (1 where the table has no layers).
       kinds: kinds of layers that the model has.
@@ -63,6 +64,7 @@ class Match:
     table: MappingTable
     rows: tuple[MatchedRow, ...]
     dropped: Mapping[str, str]
+    notes: tuple[str, ...]
     sizes: Mapping[str, int]
     blocks: int
     kinds: frozenset[str]
@@ -149,8 +151,9 @@ class _Matcher:
         if not self.problems:
             sizes = self._solve(rows)
         match = Match(
-            self.table, tuple(rows), dropped, sizes, max(blocks, 1), frozenset(self.kinds), self.options,
-            self.target_layout,
+            self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
+            tuple(dict.fromkeys(drop.note for drop in dropped.values() if drop.note)), sizes, max(blocks, 1),
+            frozenset(self.kinds), self.options, self.target_layout,
         )  # fmt: skip
         return match, self.problems
 
@@ -239,7 +242,7 @@ class _Matcher:
             join(prefixes[1], target) if target else "",
         )
 
-    def _cover(self, rows: Sequence[MatchedRow]) -> dict[str, str]:
+    def _cover(self, rows: Sequence[MatchedRow]) -> dict[str, DropRow]:
         consumed: dict[str, int] = {}
         produced: dict[str, int] = {}
         for matched in rows:
@@ -252,17 +255,19 @@ class _Matcher:
                 produced[path] = produced.get(path, 0) + 1
         self.problems += [f"consumed {count} times: {path}" for path, count in consumed.items() if count > 1]
         self.problems += [f"produced {count} times: {path}" for path, count in produced.items() if count > 1]
-        dropped: dict[str, str] = {}
+        dropped: dict[str, DropRow] = {}
         known = {path for matched in rows for path in matched.sources}
         for path in self.shapes:
-            reason = next((drop.reason for drop in self.table.drops if matches(drop.pattern, path)), None)
+            rule = next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
             if path in consumed:
-                if reason is not None:
-                    self.problems.append(f"both consumed and dropped ({reason}): {path}")
-            elif reason is not None:
-                dropped[path] = reason
-            else:
+                if rule is not None:
+                    self.problems.append(f"both consumed and dropped ({rule.reason}): {path}")
+            elif rule is not None:
+                dropped[path] = rule
+            elif path.startswith(join(self.table.axlearn.prefix, "")):
                 self.problems.append(f"no row for the checkpoint's {path}{self._nearest(path, known)}")
+            else:
+                self.problems.append(f"no rule for the checkpoint's {path}; a [[drop]] rule can leave it behind")
         return dropped
 
     def _nearest(self, path: str, candidates: Collection[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from converter.errors import DestinationError, VerificationError
+from converter.errors import DestinationError, VerificationError, reason
 from converter.location import check_readable, locate
 from converter.mapping import MappingTable
 from converter.matching import join
@@ -285,12 +285,6 @@ def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> lis
 
 def _nothing(record: logging.LogRecord) -> bool:
     return record.levelno > logging.WARNING
-
-
-def reason(error: Exception) -> str:
-    """The first line of TensorStore's or Orbax's message, without source locations."""
-    lines = str(error).split(" [source locations")[0].splitlines()
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _custom_metadata(step_directory: str) -> tuple[dict[str, Any], str]:

@@ -76,6 +76,7 @@ class ParameterReport:
       extra: leaves of the checkpoint that no row leads to, with their shapes.
       experts: number of experts; 0 without any.
       experts_per_token: experts that each token is sent to.
+      notes: what the user has to know about the source, one line each.
     """
 
     title: str
@@ -85,6 +86,7 @@ class ParameterReport:
     extra: Mapping[str, Shape]
     experts: int
     experts_per_token: int
+    notes: tuple[str, ...] = ()
 
     @property
     def source_total(self) -> int:
@@ -168,17 +170,17 @@ def make_report(request: ParameterRequest) -> ParameterReport:
         request.source, step=request.step, mapping=request.mapping, options=options, metadata_only=True
     )
     match = source.match
-    shapes = {name: entry.shape for name, entry in source.checkpoint.tensors.items()}
+    shapes = source.checkpoint.shapes
     if request.model is not None:
         check_model(match, find_published(tables, request.model)[0], request.model)
     title = f"{source.shown} (step {source.checkpoint.step})"
     if request.destination is None:
-        return report(match, shapes, title)
+        return report(match, shapes, title, notes=source.notes)
     target = open_target(request.destination)
     evident = evident_options(match.table, target)
     if evident != options:
         match = match_table(match.table, shapes, options=evident)
-    return report(match, shapes, title, destination=target.root, found=_found_shapes(target, match))
+    return report(match, shapes, title, destination=target.root, found=_found_shapes(target, match), notes=source.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -197,6 +199,7 @@ def report(
     *,
     destination: str = "",
     found: Mapping[str, Shape] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> ParameterReport:
     """Makes the report.
 
@@ -206,6 +209,7 @@ def report(
       title: what the report is about.
       destination: the checkpoint that `found` was read from.
       found: shape of every leaf of that checkpoint; None for the planned result.
+      notes: what the user has to know about the source.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
     order = {name: number for number, name in enumerate(GROUPS)}
@@ -214,7 +218,7 @@ def report(
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
     per_token = model_config(match).get("num_experts_per_tok", 0)
     return ParameterReport(
-        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), int(per_token)
+        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), int(per_token), notes
     )
 
 

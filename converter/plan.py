@@ -165,7 +165,9 @@ class Plan:
       table_digest: hash of the table's text.
       options: what was asked for.
       tasks: the work, in the order of the model.
-      dropped: reason to the tensors left behind for it, as (path, elements).
+      dropped: reason to the tensors left behind for it, as (path, elements); None for elements that the index does not
+        tell.
+      notes: what the user has to know about what is converted, one line each.
       others: index entries that are no tensors.
       sizes: the solved axis sizes.
       config: MaxText's model configuration.
@@ -177,7 +179,8 @@ class Plan:
     table_digest: str
     options: Options
     tasks: tuple[Task, ...]
-    dropped: Mapping[str, tuple[tuple[str, int], ...]]
+    dropped: Mapping[str, tuple[tuple[str, int | None], ...]]
+    notes: tuple[str, ...]
     others: tuple[str, ...]
     sizes: Mapping[str, int]
     config: Mapping[str, Any]
@@ -240,9 +243,10 @@ def make_plan(source: Source, options: Options) -> Plan:
             f"--max-memory {options.max_memory} bytes is too small: {path} needs blocks of {smallest} bytes; "
             f"give --max-memory {-(-smallest >> 20)}MiB or more"
         )
-    dropped: dict[str, list[tuple[str, int]]] = {}
+    dropped: dict[str, list[tuple[str, int | None]]] = {}
     for path, reason in match.dropped.items():
-        dropped.setdefault(reason, []).append((path, math.prod(source.checkpoint.tensors[path].shape)))
+        shape = source.checkpoint.tensors[path].shape
+        dropped.setdefault(reason, []).append((path, None if shape is None else math.prod(shape)))
     return Plan(
         source=source.shown,
         step=source.checkpoint.step,
@@ -251,6 +255,7 @@ def make_plan(source: Source, options: Options) -> Plan:
         options=options,
         tasks=tuple(tasks),
         dropped={reason: tuple(entries) for reason, entries in dropped.items()},
+        notes=source.notes,
         others=source.checkpoint.others,
         sizes=match.sizes,
         config=model_config(match),

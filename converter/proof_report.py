@@ -3,16 +3,27 @@
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
+from converter.cli_output import printable
 from converter.inspection import Inspection
+from converter.layout import Column, Row, print_rows
 from converter.memory import format_size
 from converter.parameters import ParameterReport, ParameterRow
-from converter.report import document, plain_table, shape_text
+from converter.report import document, shape_text
 from converter.verification import Finding, Verification
 
 MAX_SHOWN = 50
 """Findings that a terminal shows; JSON has all of them."""
+
+PARAMETER_COLUMNS = (
+    Column(name="AXLearn", path=True),
+    Column(name="shape"),
+    Column(name="MaxText", path=True),
+    Column(name="shape"),
+    Column(name="relation"),
+    Column(name="parameters", right=True),
+)
+ARRAY_COLUMNS = (Column(name="array", path=True), Column(name="dtype"), Column(name="shape"), Column(name="chunks"))
 
 
 def verification_document(result: Verification) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def print_verification(result: Verification, console: Console) -> None:
     if len(result.findings) > MAX_SHOWN:
         console.print(f"  and {len(result.findings) - MAX_SHOWN} more findings (--json lists all)")
     for note in result.notes:
-        console.print(f"  note: {note}", soft_wrap=True)
+        console.print(f"  note: {printable(note)}", soft_wrap=True)
     if result.cast is not None:
         console.print(
             f"  cast to {result.cast.dtype}: largest absolute error {result.cast.max_absolute:.6g}, largest relative "
@@ -93,21 +104,21 @@ def parameters_document(report: ParameterReport) -> dict[str, Any]:
         experts_per_token=report.experts_per_token,
         rows=[_row_document(row) for row in report.rows],
         extra=[{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
+        notes=list(report.notes),
     )
 
 
 def print_parameters(report: ParameterReport, console: Console) -> None:
     """The report as a table, a group at a time, then the totals."""
-    table = plain_table("AXLearn", "shape", "MaxText", "shape", "relation", "parameters", right=["parameters"])
+    rows: list[Row] = []
     group = ""
     for row in report.rows:
         if row.group != group:
             group = row.group
-            table.add_row(Text(group, style="bold"))
-        for line in _cells(row):
-            table.add_row(*(Text(cell) for cell in line))
+            rows.append(Row((group,), heading=True))
+        rows += [Row(line) for line in _cells(row)]
     console.print(_heading(report), soft_wrap=True)
-    console.print(table)
+    print_rows(console, PARAMETER_COLUMNS, rows)
     console.print()
     for name, value in _total_lines(report):
         console.print(f"{name:<20} {value}", soft_wrap=True)
@@ -160,10 +171,11 @@ def print_inspection(found: Inspection, console: Console) -> None:
     for line in found.missing:
         console.print(f"  missing: {line}", soft_wrap=True)
     if found.leaves:
-        table = plain_table("array", "dtype", "shape", "chunks")
-        for leaf in found.leaves:
-            table.add_row(Text(leaf.path), leaf.dtype, shape_text(leaf.shape), shape_text(leaf.chunks))
-        console.print(table)
+        rows = [
+            Row((printable(leaf.path), leaf.dtype, shape_text(leaf.shape), shape_text(leaf.chunks)))
+            for leaf in found.leaves
+        ]
+        print_rows(console, ARRAY_COLUMNS, rows)
 
 
 def _finding_document(finding: Finding) -> dict[str, Any]:
@@ -241,6 +253,7 @@ def _total_lines(report: ParameterReport) -> list[tuple[str, str]]:
         lines.append(("outside of experts", f"{report.source_total - report.expert_total:,}"))
         lines.append(("active per token", f"{report.active_total:,} ({report.experts_per_token} experts a layer)"))
     lines += [(f"extra leaf {path}", shape_text(shape)) for path, shape in report.extra.items()]
+    lines += [("note", printable(note)) for note in report.notes]
     return lines
 
 

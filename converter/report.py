@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from converter.cli_output import printable
 from converter.fidelity import PairMismatch
+from converter.layout import Column, Row, print_rows
 from converter.maxtext import CONFIG_NAME
 from converter.memory import format_size
 from converter.plan import Leaf, Plan, Task
@@ -51,18 +53,28 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+PLAN_COLUMNS = (
+    Column(name="AXLearn", path=True),
+    Column(name="shape"),
+    Column(name="MaxText", path=True),
+    Column(name="shape"),
+    Column(name="dtype"),
+    Column(name="route"),
+    Column(name="size", right=True),
+)
+
+
 def print_plan(plan: Plan, console: Console) -> None:
     """The leaves as a table, grouped by layer, then the totals."""
-    table = plain_table("AXLearn", "shape", "MaxText", "shape", "dtype", "route", "size", right=["size"])
+    rows: list[Row] = []
     place = ""
     for task in plan.tasks:
         if task.source_place != place:
             place = task.source_place
-            heading = (f"{place}/", "", f"{task.target_place}/") if place else ("",)
-            table.add_row(*(Text(text, style="bold") for text in heading))
-        _plan_rows(table, task)
+            rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
+        rows += _plan_rows(task)
     console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
-    console.print(table)
+    print_rows(console, PLAN_COLUMNS, rows)
     console.print()
     print_totals(plan, console)
 
@@ -82,17 +94,28 @@ def print_totals(plan: Plan, console: Console) -> None:
         )),
         ("memory", f"{format_size(totals.memory)} for blocks in flight, of {format_size(plan.options.max_memory)}"),
     ]  # fmt: skip
-    for reason, entries in plan.dropped.items():
-        count = sum(elements for _, elements in entries)
-        rows.append(("left behind", f"{reason}: {len(entries)} tensors, {count:,} elements"))
+    rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
     if plan.others:
-        rows.append(("left behind", f"entries that are no tensors: {', '.join(plan.others)}"))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
+    rows += [("note", printable(note)) for note in plan.notes]
+    for name, text in rows:
+        console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
+    """What is left behind for one reason: how many tensors, and their elements as far as they are known."""
+    known = [elements for _, elements in entries if elements is not None]
+    parts = [plural(len(entries), "tensor")]
+    if known:
+        parts.append(plural(sum(known), "element"))
+    if len(known) < len(entries):
+        parts.append(f"{len(entries) - len(known):,} of unknown shape")
+    return f"{reason}: {', '.join(parts)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 tensor, 2,048 tensors."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_result(result: "Result", console: Console) -> None:
@@ -212,12 +235,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             {
                 "reason": reason,
                 "tensors": len(entries),
-                "elements": sum(elements for _, elements in entries),
+                "elements": sum(elements or 0 for _, elements in entries),
+                "unknown_shapes": sum(elements is None for _, elements in entries),
                 "paths": [path for path, _ in entries],
             }
             for reason, entries in plan.dropped.items()
         ],
         ignored_entries=list(plan.others),
+        notes=list(plan.notes),
         config=dict(plan.config),
     )
 
@@ -270,19 +295,22 @@ def _array_document(array: ArraySpec | Leaf) -> dict[str, Any]:
     }
 
 
-def _plan_rows(table: Table, task: Task) -> None:
+def _plan_rows(task: Task) -> list[Row]:
+    rows: list[Row] = []
     for number in range(max(len(task.sources), len(task.leaves))):
         source = task.sources[number] if number < len(task.sources) else None
         leaf = task.leaves[number] if number < len(task.leaves) else None
-        table.add_row(
-            Text(_below(source.path, task.source_place)) if source else "",
+        cells = (
+            _below(source.path, task.source_place) if source else "",
             shape_text(source.shape) if source else "",
-            Text(_below(leaf.path, task.target_place)) if leaf else "",
+            _below(leaf.path, task.target_place) if leaf else "",
             shape_text(leaf.shape) if leaf else "",
             leaf.dtype if leaf else "",
             _route_text(task) if number == 0 else "",
             format_size(leaf.bytes) if leaf else "",
         )
+        rows.append(Row(cells, indent=2 if task.source_place else 0))
+    return rows
 
 
 def _route_text(task: Task) -> str:
@@ -290,7 +318,7 @@ def _route_text(task: Task) -> str:
 
 
 def _below(path: str, place: str) -> str:
-    return "  " + path.removeprefix(place + "/") if place else path
+    return path.removeprefix(place + "/") if place else path
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

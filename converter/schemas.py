@@ -40,8 +40,9 @@ _PLAN: dict[str, Any] = {
         axes=_TEXT, route={"enum": ["pass", "link", "rewrite"]}, reason=_TEXT, group=_TEXT, note=_TEXT,
         added={"type": "boolean"}, units=_COUNT, memory=_COUNT, stored_bytes=_COUNT, sources=_ARRAYS, leaves=_ARRAYS,
     ),
-    "dropped": _list(reason=_TEXT, tensors=_COUNT, elements=_COUNT, paths=_TEXTS),
+    "dropped": _list(reason=_TEXT, tensors=_COUNT, elements=_COUNT, unknown_shapes=_COUNT, paths=_TEXTS),
     "ignored_entries": _TEXTS,
+    "notes": _TEXTS,
     "config": {"type": "object"},
 }  # fmt: skip
 _CAST = _object(dtype=_TEXT, max_absolute_error=_NUMBER, max_relative_error=_NUMBER, overflows=_COUNT)
@@ -77,7 +78,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         totals=_object(axlearn=_COUNT, maxtext=_COUNT, added=_COUNT, difference={"type": "integer"}, experts=_COUNT,
                        active_per_token=_COUNT),
         experts=_COUNT, experts_per_token=_COUNT, rows=_ROWS,
-        extra=_list(path=_TEXT, shape=_SHAPE),
+        extra=_list(path=_TEXT, shape=_SHAPE), notes=_TEXTS,
     ),
     "plan": _object(**_PLAN),
     "convert": _object(
@@ -96,7 +97,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             axlearn=_TEXTS, maxtext=_TEXTS, axes=_TEXT, group=_MAYBE_TEXT, note=_MAYBE_TEXT,
             when=_MAYBE_TEXT, option=_MAYBE_TEXT,
         ),
-        drops=_list(axlearn=_TEXT, reason=_TEXT),
+        drops=_list(axlearn=_TEXT, reason=_TEXT, note=_MAYBE_TEXT),
     ),
     "mappings check": _object(schema_version=_VERSION, valid={"const": True}, **_MAPPING),
     "mappings list": _object(schema_version=_VERSION, mappings=_list(**_MAPPING)),

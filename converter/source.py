@@ -1,14 +1,16 @@
 """The source as the planner needs it: a committed step, the table that fits it, its arrays, its audited files."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.axlearn import Checkpoint, find_step, read_arrays, read_checkpoint
+from converter.axlearn import Checkpoint, read_arrays
 from converter.checkpoint_kind import check_source
 from converter.errors import SourceError
 from converter.location import check_readable, locate
+from converter.mapping import MappingTable
 from converter.mapping_file import load_bundled, load_mapping
-from converter.matching import Match, choose_table, match_table
+from converter.matching import Match, choose_table, match_table, matches, shorten
+from converter.steps import open_step
 from converter.zarr2 import ArraySpec, audit_chunks
 
 
@@ -29,6 +31,11 @@ class Source:
     match: Match
     arrays: Mapping[str, ArraySpec]
     stored_bytes: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user has to know about what is converted, one line each."""
+        return (*self.checkpoint.notes, *self.match.notes)
 
 
 def open_source(
@@ -56,16 +63,32 @@ def open_source(
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
     check_source(place)
-    checkpoint = read_checkpoint(find_step(place.path, step))
-    shapes = {name: entry.shape for name, entry in checkpoint.tensors.items()}
+    checkpoint = open_step(place.path, step)
+    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    _check_entries(checkpoint, tables)
+    shapes = checkpoint.shapes
     if mapping is None:
-        match = choose_table(load_bundled(), shapes, options)
+        match = choose_table(tables, shapes, options)
     else:
-        match = match_table(load_mapping(mapping), shapes, options=options)
+        match = match_table(tables[0], shapes, options=options)
     used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
     arrays = read_arrays(checkpoint, used)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
+
+
+def _check_entries(checkpoint: Checkpoint, tables: Sequence[MappingTable]) -> None:
+    """Refuses index entries that cannot be understood, where no table leaves the tensor behind anyway."""
+    patterns = {drop.pattern for table in tables for drop in table.drops}
+    problems = [
+        entry.problem
+        for path, entry in checkpoint.tensors.items()
+        if entry.problem and not any(matches(pattern, path) for pattern in patterns)
+    ]
+    if len(problems) == 1:
+        raise SourceError(problems[0])
+    if problems:
+        raise SourceError(f"{checkpoint.directory}: {len(problems)} index entries cannot be read", shorten(problems))
 
 
 def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:

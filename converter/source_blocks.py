@@ -10,7 +10,7 @@ from converter.axis_map import AxisMap, Box
 from converter.block_reader import chunks_in
 from converter.blocking import Blocking, Span, blocks, source_box
 from converter.chunk_codec import slabs
-from converter.errors import SourceError
+from converter.errors import SourceError, reason
 from converter.zarr2 import ArraySpec, open_spec
 
 
@@ -49,7 +49,7 @@ class SourceBlocks:
         try:
             return ts.open(open_spec(array), read=True, context=self.context).result()
         except ValueError as error:
-            raise SourceError(f"{array.path}: cannot be opened: {str(error).splitlines()[0][:300]}") from None
+            raise SourceError(f"{array.path}: cannot be opened: {reason(error)}") from None
 
     def _streamed(self, group: Span) -> Iterator[tuple[Span, list[np.ndarray]]]:
         """Slabs of chunks that are larger than a block; all chunks of the group are decoded side by side."""
@@ -91,4 +91,4 @@ def _read(reader: Any, array: ArraySpec, box: Box) -> np.ndarray:
     try:
         return reader[tuple(slice(low, high) for low, high in box)].read().result()
     except ValueError as error:
-        raise SourceError(f"{array.path}: a chunk cannot be read: {str(error).splitlines()[0][:300]}") from None
+        raise SourceError(f"{array.path}: a chunk cannot be read: {reason(error)}") from None

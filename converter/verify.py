@@ -101,7 +101,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         compared_bytes=sum(count * coverage.arrays[path].item_size for path, count in compared.items()),
         sample=request.sample,
         findings=tuple(findings),
-        notes=(*fit_notes, *coverage.notes, *config_notes),
+        notes=(*source.notes, *fit_notes, *coverage.notes, *config_notes),
         cast=_cast_report(request.dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
@@ -114,7 +114,7 @@ def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
     table = source.match.table
     options = evident_options(table, target)
     if options:
-        shapes = {name: entry.shape for name, entry in source.checkpoint.tensors.items()}
+        shapes = source.checkpoint.shapes
         source = dataclasses.replace(source, match=match_table(table, shapes, options=options))
     return source, "untie" in options
 

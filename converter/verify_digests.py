@@ -11,10 +11,10 @@ import tensorstore as ts
 
 from converter.checkpoint_kind import check_alone
 from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
-from converter.errors import DestinationError, UsageError, VerificationError
+from converter.errors import DestinationError, UsageError, VerificationError, reason
 from converter.litter import find_litter, has_litter_in
 from converter.location import locate
-from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems, reason
+from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY
 from converter.progress import Progress

@@ -29,12 +29,14 @@ class Weights:
       top: tensors outside the layers, by name.
       layers: for each layer its tensors, by name.
       qk_norm: what the checkpoint says of its q/k norm scales: "plain", or "fit" where they were fitted.
+      notes: what the user has to know about the choice of these tensors, one line each.
     """
 
     path: str
     top: Mapping[str, View]
     layers: tuple[Mapping[str, View], ...]
     qk_norm: str = "plain"
+    notes: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

@@ -20,8 +20,10 @@ from converter.litter import is_litter
 
 MAX_METADATA_BYTES = 1 << 20
 MAX_DIMENSIONS = 32
-MAX_LEVEL = 22
-"""zstd's levels end here; negative ones are allowed."""
+LEVELS: Mapping[str, tuple[int, int]] = {
+    "zstd": (-(1 << 17), 22), "zlib": (-1, 9), "gzip": (-1, 9), "bz2": (1, 9), "blosc": (0, 9),
+}  # fmt: skip
+"""The compressors that can be decoded, each with its lowest and highest level; zlib's own default is -1."""
 
 MAX_FINDINGS = 20
 
@@ -112,15 +114,9 @@ def chunk_key(index: tuple[int, ...]) -> str:
     return ".".join(map(str, index)) or "0"
 
 
-def dtype_name(value: object, where: str) -> str:
-    """Checks a dtype name of an index.
-
-    Raises:
-      SourceError: no such dtype.
-    """
-    if not isinstance(value, str) or value not in ITEM_SIZES:
-        raise SourceError(f"{where}: unknown dtype {_text(value)}; expected one of {', '.join(ITEM_SIZES)}")
-    return value
+def unknown_dtype(value: object) -> str:
+    """What is wrong with the name of a dtype that cannot be converted."""
+    return f"unknown dtype {_text(value)}; expected one of {', '.join(ITEM_SIZES)}"
 
 
 def read_array(path: str, directory: str) -> ArraySpec:
@@ -151,13 +147,28 @@ def read_array(path: str, directory: str) -> ArraySpec:
 
 
 def open_spec(array: ArraySpec) -> dict[str, Any]:
-    """TensorStore's specification to read an array; a missing chunk raises."""
+    """TensorStore's specification to read an array; a missing chunk raises.
+
+    TensorStore does not read the `.zarray` again: it refuses what does not matter here, such as numcodecs' `checksum`
+    of zstd, other settings for the writer of a compressor, or a fill value. All that decoding needs is in the chunks.
+    """
     return {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": array.directory.rstrip("/") + "/"},
+        "metadata": {
+            "zarr_format": 2,
+            "shape": list(array.shape),
+            "chunks": list(array.chunks),
+            "dtype": next((name for name, known in _ZARR_DTYPES.items() if known == array.dtype), array.dtype),
+            "compressor": None if array.compressor is None else {"id": array.compressor["id"]},
+            "order": array.order,
+            "fill_value": None,
+            "filters": None,
+            "dimension_separator": ".",
+        },
+        "assume_metadata": True,
         "fill_missing_data_reads": False,
         "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
     }
 
 
@@ -297,8 +308,7 @@ def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
         raise SourceError(f"{where}: shape {shape} with chunks {chunks} is larger than any storage")
     compressor = content.get("compressor")
     _check_compressor(compressor, where)
-    if content.get("filters") is not None or content.get("dimension_separator", ".") != ".":
-        raise SourceError(f"{where}: filters and separators other than '.' are not supported")
+    _check_filters(content, where)
     if content.get("order") not in ("C", "F"):
         raise SourceError(f"{where}: order is {_text(content.get('order'))}, expected 'C' or 'F'")
     return ArraySpec(path, directory, dtype, tuple(shape), tuple(chunks), compressor, content["order"])
@@ -309,12 +319,27 @@ def _check_compressor(compressor: Any, where: str) -> None:
         return
     if not isinstance(compressor, dict) or not isinstance(compressor.get("id"), str):
         raise SourceError(f"{where}: compressor is {_text(compressor)}, expected null or an object with an id")
+    name = compressor["id"]
+    if name not in LEVELS:
+        raise SourceError(
+            f"{where}: compressor {_text(name)} is not supported; supported are {', '.join(LEVELS)} and null (none)"
+        )
     settings = [value for key, value in compressor.items() if key != "id"]
     if not all(value is None or isinstance(value, str | int | float) for value in settings):
         raise SourceError(f"{where}: compressor is {_text(compressor)}, expected plain settings")
-    level = compressor.get("level", 1)
-    if compressor["id"] == "zstd" and (type(level) is not int or not -(1 << 17) <= level <= MAX_LEVEL):
-        raise SourceError(f"{where}: zstd's level is {_text(level)}, expected a number up to {MAX_LEVEL}")
+    key = "clevel" if name == "blosc" else "level"
+    low, high = LEVELS[name]
+    level = compressor.get(key, high)
+    if type(level) is not int or not low <= level <= high:
+        raise SourceError(f"{where}: {name}'s {key} is {_text(level)}, expected a number from {low} to {high}")
+
+
+def _check_filters(content: Mapping[str, Any], where: str) -> None:
+    filters, separator = content.get("filters"), content.get("dimension_separator", ".")
+    if filters not in (None, []):
+        raise SourceError(f"{where}: filters {_text(filters)} are not supported; expected null")
+    if separator != ".":
+        raise SourceError(f"{where}: the dimension separator {_text(separator)} is not supported; expected '.'")
 
 
 def _text(value: object) -> str:

@@ -76,24 +76,31 @@ def added(source: Path, *entries: Any) -> str:
 
 ENTRY = {"dtype": "float32", "shape": "(2, 2)"}
 
-INDEXES: dict[str, Callable[[Path], str]] = {
-    "nested lists": lambda _: "[" * 5_000_000,
-    "nested objects": lambda _: '{"a":' * 2_000_000,
-    "nested value": lambda _: '[["a",' + "[" * 400 + "]" * 400 + "], 1]",
-    "many numbers": lambda _: "[" + "1," * 7_000_000 + "1]",
-    "one number": lambda _: "1" * 10_000_000,
-    "too large": lambda _: " " * (17 << 20),
-    "a long shape": lambda s: added(s, ["x", {"dtype": "float32", "shape": "(1" + " " * 5_000_000 + "x"}]),
-    "a long dtype": lambda s: added(s, ["x", {"dtype": "f" * 10_000_000, "shape": "()"}]),
-    "a deep path": lambda s: added(s, ["x/" * 4_000_000 + "x", ENTRY]),
-    "a shape of code": lambda s: added(s, ["x", {"dtype": "float32", "shape": "(open('x','w'),)"}]),
+INDEXES: dict[str, tuple[Callable[[Path], str], str]] = {
+    "nested lists": (lambda _: "[" * 5_000_000, "no valid JSON"),
+    "nested objects": (lambda _: '{"a":' * 2_000_000, "no valid JSON"),
+    "nested value": (lambda _: '[["a",' + "[" * 400 + "]" * 400 + "], 1]", "pairs of a path and a value, found 1"),
+    "many numbers": (lambda _: "[" + "1," * 7_000_000 + "1]", "pairs of a path and a value, found 1"),
+    "one number": (lambda _: "1" * 10_000_000, "no valid JSON"),
+    "too large": (lambda _: " " * (17 << 20), "larger than 16 MiB"),
+    "a long shape": (
+        lambda s: added(s, ["x", {"dtype": "float32", "shape": "(1" + " " * 5_000_000 + "x"}]),
+        "x: expected a shape like",
+    ),
+    "a long dtype": (lambda s: added(s, ["x", {"dtype": "f" * 10_000_000, "shape": "()"}]), "x: unknown dtype"),
+    "a deep path": (lambda s: added(s, ["x/" * 4_000_000 + "x", ENTRY]), "is too long"),
+    "a shape of code": (
+        lambda s: added(s, ["x", {"dtype": "float32", "shape": "(open('x','w'),)"}]),
+        "x: expected a shape like",
+    ),
 }
 
 
 @pytest.mark.parametrize("index", INDEXES)
 def test_indexes(index: str, source: Path, tmp_path: Path) -> None:
-    with_index(source, INDEXES[index](source))
-    harmless(3, "convert", "-q", source, tmp_path / "out")
+    make, expected = INDEXES[index]
+    with_index(source, make(source))
+    assert expected in harmless(3, "convert", "-q", source, tmp_path / "out")
     nothing_published(tmp_path, STEP)
 
 
@@ -111,21 +118,35 @@ def test_a_hundred_thousand_tensors(kind: str, source: Path, tmp_path: Path) -> 
     assert found == 4
     assert peak < 2 * MAX_RESIDENT
     assert len(message) < 20_000
+    assert "no mapping fits" in message
+    assert "more" in message.splitlines()[-1]
 
 
-ZARRAYS: dict[str, str] = {
-    "nested": "[" * 1_000_000,
-    "many dimensions": json.dumps({"zarr_format": 2, "shape": [1] * 100_000, "chunks": [1] * 100_000, "dtype": "<f4"}),
-    "large numbers": '{"zarr_format": 2, "shape": [' + "9" * 4000 + '], "chunks": [1], "dtype": "<f4"}',
-    "nested dtype": '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": ' + "[" * 450 + "]" * 450 + "}",
-    "too large": " " * (2 << 20),
+ZARRAYS: dict[str, tuple[str, str]] = {
+    "nested": ("[" * 1_000_000, "no valid JSON"),
+    "many dimensions": (
+        json.dumps({"zarr_format": 2, "shape": [1] * 100_000, "chunks": [1] * 100_000, "dtype": "<f4"}),
+        "100000 dimensions, expected 32 at most",
+    ),
+    "large numbers": (
+        '{"zarr_format": 2, "shape": [' + "9" * 4000 + '], "chunks": [1], "dtype": "<f4"}',
+        "expected lists of positive numbers",
+    ),
+    "nested dtype": (
+        '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": ' + "[" * 450 + "]" * 450 + "}",
+        "unknown dtype",
+    ),
+    "too large": (" " * (2 << 20), "larger than 1 MiB"),
 }
 
 
 @pytest.mark.parametrize("kind", ZARRAYS)
 def test_array_metadata(kind: str, source: Path, tmp_path: Path) -> None:
-    (source / "gda" / EXPERTS / ".zarray").write_text(ZARRAYS[kind])
-    assert EXPERTS in harmless(3, "convert", "-q", source, tmp_path / "out")
+    text, expected = ZARRAYS[kind]
+    (source / "gda" / EXPERTS / ".zarray").write_text(text)
+    message = harmless(3, "convert", "-q", source, tmp_path / "out")
+    assert EXPERTS in message
+    assert expected in message
     nothing_published(tmp_path, STEP)
 
 
@@ -201,12 +222,14 @@ def test_sparse_files_that_claim_much(source: Path, tmp_path: Path) -> None:
     assert "more than" in harmless(3, "convert", "-q", source, tmp_path / "out")
 
 
-def test_endless_files(source: Path, tmp_path: Path) -> None:
-    for name in (".zarray", "0.0.0.0"):
-        file = source / "gda" / EXPERTS / name
-        file.unlink()
-        file.symlink_to("/dev/zero")
-        assert "no" in harmless(3, "convert", "-q", source, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("name", "expected"), [(".zarray", "is no regular file"), ("0.0.0.0", "chunk 0.0.0.0: not a regular file")]
+)
+def test_endless_files(name: str, expected: str, source: Path, tmp_path: Path) -> None:
+    file = source / "gda" / EXPERTS / name
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert expected in harmless(3, "convert", "-q", source, tmp_path / "out")
 
 
 MAPPINGS: dict[str, str] = {
@@ -228,6 +251,8 @@ def test_tables(kind: str, tmp_path: Path) -> None:
     table.write_text(MAPPINGS[kind])
     found, message, peak = measured("convert", "-q", AXLEARN / "envy-test", tmp_path / "out", "--mapping", table)
     assert found == 4, message[-2000:]
+    expected = "mapping 'envy' does not fit the checkpoint" if kind == "many kinds" else f"mapping file {table} "
+    assert message.startswith(f"ax2mt: {expected}")
     assert "Traceback" not in message
     assert peak < MAX_RESIDENT
     nothing_left(tmp_path, "table.toml")
@@ -259,8 +284,10 @@ def test_drop_patterns(pattern: str, path: str, expected: bool) -> None:
 def test_drop_patterns_take_no_exponential_time(source: Path, tmp_path: Path) -> None:
     with_index(source, added(source, ["/".join("a" * 200), ENTRY]))
     table = tmp_path / "table.toml"
-    table.write_text(ENVY.replace('axlearn = "learner/**"', f'axlearn = "{"**/a/" * 60}b"', 1))
-    harmless(4, "convert", "-q", source, tmp_path / "out", "--mapping", table)
+    assert 'axlearn = "learner/optimizer/**"' in ENVY
+    table.write_text(ENVY.replace('axlearn = "learner/optimizer/**"', f'axlearn = "{"**/a/" * 60}b"', 1))
+    message = harmless(4, "convert", "-q", source, tmp_path / "out", "--mapping", table)
+    assert "no rule for the checkpoint's a/a/a" in message
     assert not matches("*a" * 100 + "b", "a" * 1000)
 
 

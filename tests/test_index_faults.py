@@ -43,7 +43,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "very long": (lambda index: [*index, ["x" * 5000, entry(index, PASSED)]], "too long"),
     "inside a tensor": (lambda index: [*index, [f"{PASSED}/x", entry(index, PASSED)]], f"inside the tensor {PASSED}"),
     "negative": (shape("(-2, 4, 12, 10)"), "expected a shape like"),
-    "zero": (shape("(0, 4, 12, 10)"), "no tensor has the shape"),
+    "zero": (shape("(0, 4, 12, 10)"), "has no elements"),
     "2^63": (shape(f"({2**63}, 4, 12, 10)"), "no tensor has the shape"),
     "not a tuple": (shape("[2, 4, 12, 10]"), "expected a shape like"),
     "a list": (shape([2, 4, 12, 10]), "expected a shape like"),
@@ -53,7 +53,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "unknown dtype": (lambda index: entry(index, PASSED).update(dtype="float33"), "unknown dtype 'float33'"),
     "a list as dtype": (lambda index: entry(index, PASSED).update(dtype=[]), "unknown dtype []"),
     "other dtype": (lambda index: entry(index, PASSED).update(dtype="bfloat16"), "index says bfloat16"),
-    "other shape": (shape("(2, 4, 12, 11)"), ""),
+    "other shape": (shape("(2, 4, 12, 11)"), "which does not fit"),
 }  # fmt: skip
 
 

@@ -46,13 +46,54 @@ def test_solved_sizes(envy: MappingTable) -> None:
 
 
 def test_dropped_tensors_and_why(envy: MappingTable) -> None:
-    shapes = envy_shapes(SMALL) | {"prng_key": (4,), "learner/optimizer/1/0/count": (), "learner/ema/x/y": (3,)}
+    shapes = envy_shapes(SMALL) | {"prng_key": (4,), "learner/optimizer/1/0/count": (), "learner/optimizer/x/y": (3,)}
     match = match_table(envy, shapes)
     assert match.dropped == {
         "prng_key": "training random key",
-        "learner/optimizer/1/0/count": "optimizer state",
-        "learner/ema/x/y": "optimizer state",
+        "learner/optimizer/1/0/count": "optimizer step counters",
+        "learner/optimizer/x/y": "optimizer state",
     }
+    assert match.notes == ()
+
+
+LEFT_BEHIND = {
+    "learner/optimizer/1/0/mu/decoder/output_norm/scale": "optimizer state",
+    "learner/optimizer/inner_state/pps/decoder/output_norm/scale/gradient_square_ema": "optimizer state",
+    "learner/optimizer/nonvalid_count": "optimizer state",
+    "learner/optimizer/3/ema/decoder/output_norm/scale": "optimizer state",
+    "learner/optimizer/1/4/count": "optimizer step counters",
+    "learner/experts/optimizer/1/0/nu/decoder/output_norm/scale": "optimizer state",
+    "learner/experts/optimizer/1/0/count": "optimizer step counters",
+    "learner/ema/ema/decoder/output_norm/scale": "EMA of the parameters",
+    "learner/ema/count": "EMA step counter",
+    "prng_key": "training random key",
+}
+"""Where AXLearn's learners keep their state, a CompositeLearner's parts included."""
+
+
+@pytest.mark.parametrize("path", LEFT_BEHIND)
+def test_what_is_left_behind_is_named_for_what_it_is(path: str, envy: MappingTable) -> None:
+    match = match_table(envy, {**envy_shapes(SMALL), path: (3,)})
+    assert match.dropped == {path: LEFT_BEHIND[path]}
+    assert bool(match.notes) == path.startswith("learner/ema/ema/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "learner/ema/scale", "learner/ema2/ema/decoder/output_norm/scale", "learner/lora/a", "learner/gradients/x",
+        "learner/teacher/decoder/output_norm/scale", "prng_key/x", "teacher/decoder/output_norm/scale", "ema/x",
+    ],
+)  # fmt: skip
+def test_what_no_rule_names_is_an_error(path: str, envy: MappingTable) -> None:
+    expected = f"no rule for the checkpoint's {path}; a [[drop]] rule can leave it behind"
+    assert problems(envy, {**envy_shapes(SMALL), path: (3,)}) == (expected,)
+
+
+@pytest.mark.parametrize("path", ["model/decoder/emb/token_emb/lora_a", f"{STACK}/layer0/feed_forward/linear2/scale"])
+def test_an_unknown_part_of_the_model_is_an_error(path: str, envy: MappingTable) -> None:
+    (found,) = problems(envy, {**envy_shapes(SMALL), path: (3,)})
+    assert found.startswith(f"no row for the checkpoint's {path}")
 
 
 def test_missing_and_extra_tensors_are_listed_with_the_nearest_name(envy: MappingTable) -> None:

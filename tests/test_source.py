@@ -46,7 +46,7 @@ def test_chunks_of_what_is_left_behind_are_not_missed(step: Path) -> None:
 
 
 def test_metadata_alone_is_enough_for_a_plan(tmp_path: Path) -> None:
-    step = write_metadata(tmp_path / "step_00000007", envy_shapes(SMALL))
+    step = write_metadata(tmp_path / "step_00000007", envy_shapes(SMALL), step=7)
     source = open_source(str(step), metadata_only=True)
     assert source.stored_bytes == {}
     assert {path: array.shape for path, array in source.arrays.items()} == envy_shapes(SMALL)
@@ -60,7 +60,7 @@ def test_metadata_alone_is_enough_for_a_plan(tmp_path: Path) -> None:
 
 
 def test_the_wanted_step(step: Path, tmp_path: Path) -> None:
-    write_metadata(step.with_name("step_00000200"), envy_shapes({**SMALL, "vocab": 48}))
+    write_metadata(step.with_name("step_00000200"), envy_shapes({**SMALL, "vocab": 48}), step=200)
     assert open_source(str(tmp_path), metadata_only=True).arrays[EMBEDDING].shape == (48, 12)
     assert open_source(str(tmp_path), step=100, metadata_only=True).arrays[EMBEDDING].shape == (24, 12)
 

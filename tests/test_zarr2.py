@@ -199,4 +199,4 @@ def test_levels_of_zstd(level: int, accepted: bool, array: ArraySpec) -> None:
         return
     with pytest.raises(SourceError) as caught:
         read_array("w", array.directory)
-    assert caught.value.message == f"w: {file}: zstd's level is {level}, expected a number up to 22"
+    assert caught.value.message == f"w: {file}: zstd's level is {level}, expected a number from -131072 to 22"

@@ -174,13 +174,14 @@ def write_metadata(
     *,
     chunks: Mapping[str, Sequence[int]] | None = None,
     dtype: str = "float32",
+    step: int = 100,
 ) -> Path:
     """Writes `index` and the `.zarray` files of a checkpoint of any size, and no weights."""
     for path, shape in shapes.items():
         place = directory / "gda" / path
         place.mkdir(parents=True)
         _write_zarray(place, shape, tuple((chunks or {}).get(path, shape)), dtype, "zstd")
-    write_index(directory, {path: (dtype, shape) for path, shape in shapes.items()})
+    write_index(directory, {path: (dtype, shape) for path, shape in shapes.items()}, step=step)
     return directory
 
 
