@@ -94,9 +94,13 @@ def _check_length(target: str) -> None:
         longest = os.pathconf(parent, "PC_NAME_MAX")
     except (OSError, ValueError):
         longest = LONGEST_NAME
-    length, room = len(os.fsencode(name)), longest - len(JOURNAL_SUFFIX + PART)
-    if length > room:
-        raise DestinationError(f"{target}: the name is too long: {length} bytes, at most {room}; give a shorter name")
+    rooms = [(part, longest) for part in target.split("/")[:-1]]
+    for part, room in (*rooms, (name, longest - len(JOURNAL_SUFFIX + PART))):
+        length = len(os.fsencode(part))
+        if length > room:
+            raise DestinationError(
+                f"{target}: the name is too long: {length} bytes, at most {room}; give a shorter name"
+            )
     length, room = len(os.fsencode(target)), LONGEST_PATH - LONGEST_BELOW
     if length > room:
         raise DestinationError(f"{target}: the path is too long: {length} bytes, at most {room}; give a shorter path")

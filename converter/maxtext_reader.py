@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from converter.errors import DestinationError, VerificationError, reason
-from converter.location import check_readable, locate
+from converter.location import check_committable, locate
 from converter.mapping import MappingTable
 from converter.matching import join
 
@@ -187,11 +187,11 @@ def open_target(path: str) -> Target:
     """Reads the metadata of the checkpoint that a user names; see `find_items` for the paths that are understood.
 
     Raises:
-      DestinationError: the path is not a local one, or no library can read arrays there.
+      DestinationError: the path is not a local one, or Orbax cannot read there.
       VerificationError: there is no checkpoint, or its tree cannot be read.
     """
     place = locate(path, DestinationError).path
-    check_readable(place, DestinationError)
+    check_committable(place, DestinationError)
     return read_target(find_items(place))
 
 

@@ -166,7 +166,8 @@ def test_a_parent_that_is_a_file(source: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_name_that_is_too_long(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "File name too long" in refused(capsys, 5, source, tmp_path / ("x" * 250))
+    assert "the name is too long: 250 bytes, at most 235" in refused(capsys, 5, source, tmp_path / ("x" * 250))
+    assert "the name is too long: 256 bytes, at most 255" in refused(capsys, 5, source, tmp_path / ("x" * 256) / "out")
     nothing_left(tmp_path)
 
 

@@ -186,6 +186,22 @@ def test_names_that_are_refused_are_names_that_orbax_cannot_open(
             shutil.rmtree(target)
 
 
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("command", [("verify",), ("verify", str(AXLEARN / "envy-test"))], ids=["alone", "pair"])
+def test_a_checkpoint_under_such_a_name_is_refused_in_one_line(
+    command: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    converted: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(converted("envy-test"), tmp_path / name)
+    assert run([*command, str(tmp_path / name)]) == 5
+    error = capsys.readouterr().err
+    assert error.endswith("could not open a checkpoint there; give another name\n")
+    assert len(error.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", [*UNREADABLE, "\udcff", LONG + "x", "é" * 118], ids=lambda name: ascii(name)[:12])
 def test_names_that_are_refused_leave_nothing(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, 5, AXLEARN / "envy-test", tmp_path / name)
