@@ -44,8 +44,8 @@ def test_interrupted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(f"converter.{where}", stop)
     done = converted("envy-test")
+    monkeypatch.setattr(f"converter.{where}", stop)
     capsys.readouterr()
     assert run_cli([word.format(out=tmp_path / "out", done=done) for word in command]) == 130
     error = capsys.readouterr().err
@@ -104,9 +104,7 @@ def test_a_passing_fault_of_the_source_costs_no_work(
     nothing_left(tmp_path, "out", STEP)
 
 
-def test_a_source_that_changed_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_changed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_checkpoint(tmp_path / STEP, envy_tensors())
 
     def change(*_: object, **__: object) -> None:
@@ -114,5 +112,5 @@ def test_a_source_that_changed_leaves_nothing(
         raise KeyError("what our code makes of it")
 
     monkeypatch.setattr("converter.convert._finish", change)
-    refused(capsys, 1, source, tmp_path / "out")
+    assert run_cli(["convert", "-q", str(source), str(tmp_path / "out")]) == 1
     nothing_left(tmp_path, STEP)
