@@ -81,7 +81,7 @@ def test_paths_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("terminal", "steers"), [("dumb", False), ("", False), ("xterm", True)])
-def test_a_terminal_gets_what_it_understands(terminal: str, steers: bool, tmp_path: Path) -> None:
+def test_a_terminal_gets_what_it_understands(terminal: str, steers: bool) -> None:
     ours, theirs = pty.openpty()
     variables = {"TERM": terminal, "COLUMNS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "converter", "logits", UNEQUAL]
@@ -99,7 +99,7 @@ def test_a_terminal_gets_what_it_understands(terminal: str, steers: bool, tmp_pa
     assert (b"\x1b" in text) == steers
 
 
-def test_a_column_of_one_character_is_no_table(tmp_path: Path) -> None:
+def test_a_column_of_one_character_is_no_table() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "converter", "mappings", "list"]
     process = subprocess.Popen(command, stdout=theirs, cwd=ROOT, env={**os.environ, "COLUMNS": "1", "TERM": "xterm"})
