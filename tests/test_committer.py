@@ -53,7 +53,7 @@ def start():
 committer._start = start
 """
     process = converting(tmp_path / "out", hook)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
     assert out == ""
     assert "the process that commits the checkpoint ended with code" in err
@@ -76,7 +76,7 @@ def test_it_ends_with_its_parent(number: signal.Signals, tmp_path: Path) -> None
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
     for _ in range(500):
         if not any(os.path.exists(f"/proc/{child}/exe") and _is_running(child) for child in found):

@@ -100,7 +100,7 @@ def unprivileged(*arguments: object) -> tuple[int, str]:
     """Runs a command that obeys file permissions; exit code and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "converter", *map(str, arguments)], preexec_fn=obey_permissions,
-        capture_output=True, text=True, check=False, timeout=120, cwd=Path(__file__).parents[1],
+        capture_output=True, text=True, check=False, timeout=600, cwd=Path(__file__).parents[1],
     )  # fmt: skip
     return done.returncode, done.stderr
 
@@ -159,7 +159,7 @@ def test_inspect_tells_what_it_may_not_read(trainer: Path) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "converter", "inspect", str(trainer), "--json"], preexec_fn=obey_permissions,
-            capture_output=True, text=True, check=True, timeout=120, cwd=Path(__file__).parents[1],
+            capture_output=True, text=True, check=True, timeout=600, cwd=Path(__file__).parents[1],
         )  # fmt: skip
     finally:
         step.chmod(0o700)
