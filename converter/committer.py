@@ -57,18 +57,10 @@ class Committer:
     """A process that gets ready to commit; a context, at whose end it is gone."""
 
     def __init__(self) -> None:
-        """Starts the process.
-
-        Raises:
-          ResourceError: the system has no room for it.
-        """
         self.peak_memory = 0
         self._process: subprocess.Popen[bytes] | None = None
         if "orbax.checkpoint" not in sys.modules:
-            try:
-                self._process = _start()
-            except OSError as error:
-                raise ResourceError(f"{PROCESS} cannot be started: {error.strerror}") from None
+            self._process = _start()
 
     def __enter__(self) -> "Committer":
         return self

@@ -55,7 +55,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     def run(*arguments: object, cwd: Path = elsewhere, **variables: str) -> Completed:
         done = subprocess.run(
             [sys.executable, "-m", "converter", *map(str, arguments)],
-            capture_output=True, text=True, encoding="utf-8", cwd=cwd, check=False, timeout=120,
+            capture_output=True, text=True, encoding="utf-8", cwd=cwd, check=False, timeout=600,
             env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
         )  # fmt: skip
         return Completed(done.returncode, done.stdout, done.stderr)

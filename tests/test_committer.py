@@ -101,7 +101,7 @@ def test_a_process_that_fails_is_named_and_the_work_is_resumed(
     program, code, expected = ENDS[end]
     target = tmp_path / "out"
     process = converting(target, START.format(program=program))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == code, err
     assert out == ""
     assert re.search(expected, err), err
@@ -118,7 +118,7 @@ def test_a_process_that_fails_is_named_and_the_work_is_resumed(
 
 def test_a_fault_in_the_commit_shows_where_on_request(tmp_path: Path) -> None:
     process = converting(tmp_path / "out", START.format(program=BROKEN), "-v")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "in commit" in err
     assert "KeyError: 'a fault of ours'" in err
@@ -149,7 +149,7 @@ def test_a_process_that_dies_ends_the_staging_at_once(tmp_path: Path) -> None:
     """The leaves would never be done: only the look at the process ends this run."""
     hook = START.format(program="import os; os.kill(os.getpid(), 9)") + STALLED
     process = converting(tmp_path / "out", hook)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 137, err
     assert "killed by signal 9" in err
     assert (tmp_path / "out.ax2mt-wip" / "leaves").is_dir()
@@ -187,7 +187,7 @@ converter.convert.{moment} = fail
     target = tmp_path / "out"
     target.mkdir()
     process = converting(target, hook)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == code, err
     assert err.startswith(expected)
     assert err.endswith("; run the same command again to resume\n")
@@ -214,7 +214,7 @@ def test_it_ends_with_its_parent(number: signal.Signals, tmp_path: Path) -> None
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
     for _ in range(500):
         if not any(os.path.exists(f"/proc/{child}/exe") and _is_running(child) for child in found):

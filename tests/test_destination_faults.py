@@ -49,7 +49,7 @@ def limited(source: Path, target: Path, store: str, limit: int | None) -> subpro
     return subprocess.run(
         [sys.executable, "-c", script + "main(sys.argv[1:])", "convert", "-q", str(source), str(target),
          "--store", store, "--jobs", "1"],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
 
 

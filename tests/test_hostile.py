@@ -29,8 +29,8 @@ ENVY = Path(table_path("envy")).read_text()
 MAX_RESIDENT = 400 << 20
 """Bytes. A small conversion takes 200 MiB, nearly all of it the libraries."""
 
-TIMEOUT = 60
-"""Seconds; each of these takes one or two, and would take hours if it were unbounded."""
+TIMEOUT = 600
+"""Seconds; each of these takes one or two on an idle machine, and would take hours if it were unbounded."""
 
 
 def measured(*arguments: object) -> tuple[int, str, int]:

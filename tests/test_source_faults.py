@@ -83,7 +83,7 @@ def test_unreadable_files(path: str, name: str, source: Path, tmp_path: Path) ->
     (source / "gda" / path / name).chmod(0)
     done = subprocess.run(
         [sys.executable, "-m", "converter", "convert", "-q", str(source), str(tmp_path / "out")],
-        preexec_fn=obey_permissions, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT,
+        preexec_fn=obey_permissions, capture_output=True, text=True, check=False, timeout=600, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert path in done.stderr

@@ -254,7 +254,7 @@ def test_exit_codes_of_a_real_process(converted: dict[str, Path], checkpoint: Pa
     }
     for code, arguments in expected.items():
         done = subprocess.run(
-            [*program, *arguments, "--json"], capture_output=True, text=True, timeout=120, check=False
+            [*program, *arguments, "--json"], capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)

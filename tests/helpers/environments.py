@@ -94,7 +94,7 @@ def _candidates(name: str) -> Iterator[str]:
 def _ask(python: str, code: str) -> str:
     """What a line of code prints in an interpreter; empty where that does not work."""
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,11 +1,11 @@
 """Runs in the MaxText environment: loads converted checkpoints with MaxText's own loaders and computes logits.
 
-    python maxtext_logits.py CHECKPOINT INPUT_IDS.npy LOGITS.npz [CHECKPOINT INPUT_IDS.npy LOGITS.npz ...]
-
-Dimensions and flags come from each checkpoint's own maxtext.yml. Imports nothing of ax2mt. To import MaxText takes
-longer than anything else here, so one process serves several checkpoints.
+Each line on stdin is a request, a JSON list of a checkpoint, a file of input ids (.npy) and a file for the logits
+(.npz); a line "logits written" answers it. Dimensions and flags come from each checkpoint's own maxtext.yml. Imports
+nothing of ax2mt. To import MaxText takes longer than anything else here, so one process serves several checkpoints.
 """
 
+import json
 import os
 import sys
 
@@ -63,5 +63,6 @@ def forward(model, ids: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    for number in range(1, len(sys.argv), 3):
-        logits(*sys.argv[number : number + 3])
+    for line in sys.stdin:
+        logits(*json.loads(line))
+        print("logits written", flush=True)
