@@ -18,15 +18,18 @@ from converter.digest import Origin, metadata_entry, stored_record, write_receip
 from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.leaf_store import write_error
-from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
+from converter.mapping import MODEL, TRAINING, MappingTable
+from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, whole_config
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.qk_norm import fitted_scales
 from converter.routes import LINK
+from converter.settings import configure, training_keys
 from converter.source import Source, open_source
 from converter.stage import Stage, finish_published, tree_bytes
 from converter.stream import Written, run
+from converter.train_command import train_command
 from converter.zarr2 import file_states
 
 REPLACED = "replaced"
@@ -76,7 +79,8 @@ class Result:
       seconds: wall time.
       peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
-      command: the command line to go on from.
+      command: the command line to go on in MaxText, patched where the stock one is not exact with plain scales.
+      stock_command: the same without the patch.
     """
 
     plan: Plan
@@ -88,6 +92,7 @@ class Result:
     peak_memory: int
     written_bytes: int
     command: str
+    stock_command: str
 
 
 def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
@@ -112,10 +117,10 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     source = open_source(
         request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
     )
-    plan = make_plan(source, request.options)
-    config = override_config(plan.config, list(request.settings))
-    conversion = describe(source, plan, config)
-    computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
+    configuration = configure(source.match, request.settings)
+    plan = make_plan(source, request.options, configuration, jobs=request.jobs)
+    conversion = describe(source, plan)
+    computed = fitted_scales(source, plan.config) if plan.options.qk_norm == "fit" else {}
     mismatches = pair_mismatches(source, computed)
     if request.require_exact:
         check_exact(mismatches, plan.options.qk_norm)
@@ -136,7 +141,8 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
-        command=train_command(destination),
+        command=train_command(destination, patched=needs_patch(mismatches, plan.options.qk_norm)),
+        stock_command=train_command(destination),
     )
 
 
@@ -156,9 +162,9 @@ def _stage_and_publish(
     try:
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
-        text = config_yaml(conversion["maxtext.yml"], _origin(source))
-        written = run(plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed)
-        _finish(plan, stage, written, text, committer)
+        text = config_yaml(plan.config, _origin(source), plan.settings)
+        written = run(plan, stage, progress, jobs=plan.jobs, check=request.check, computed=computed)
+        _finish(plan, stage, source.match.table, written, text, committer)
         if file_digest(source) != conversion["source files"] or not is_committed(plan.source):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         stage.mark_published()
@@ -175,7 +181,7 @@ def _stage_and_publish(
             stage.remove()
 
 
-def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+def describe(source: Source, plan: Plan) -> dict[str, Any]:
     """All that decides over the result, for the journal: another value of any of these is another conversion."""
     leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
     return {
@@ -189,7 +195,8 @@ def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str,
         "untie": plan.options.untie,
         "qk_norm": plan.options.qk_norm,
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
-        "maxtext.yml": json.loads(json.dumps(config)),
+        "maxtext.yml": json.loads(json.dumps(plan.config)),
+        "set": json.loads(json.dumps(plan.settings)),
     }
 
 
@@ -198,6 +205,11 @@ def expected_bytes(plan: Plan) -> int:
     linked = {array.path for task in plan.tasks if task.route == LINK for array in task.sources}
     stored = sum(task.stored_bytes for task in plan.tasks if task.sources[0].path not in linked)
     return int(stored * 1.02)
+
+
+def needs_patch(mismatches: Sequence[PairMismatch], qk_norm: str) -> bool:
+    """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
+    return qk_norm == "plain" and any(not entry.exact for entry in mismatches)
 
 
 def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
@@ -233,11 +245,11 @@ def file_digest(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def _finish(plan: Plan, stage: Stage, written: Written, config: str, committer: Committer) -> None:
+def _finish(plan: Plan, stage: Stage, table: MappingTable, written: Written, config: str, committer: Committer) -> None:
     """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     stage.check_whole(plan.leaves)
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
-    entry = metadata_entry(records, qk_norm=plan.options.qk_norm)
+    entry = metadata_entry(records, qk_norm=plan.options.qk_norm, settings=plan.settings)
     leaves = tuple(
         StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
         for leaf in plan.leaves
@@ -247,15 +259,26 @@ def _finish(plan: Plan, stage: Stage, written: Written, config: str, committer: 
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
-        write_receipt(stage.output, _receipt_origin(plan))
+        write_receipt(stage.output, _receipt_origin(plan, table))
         flush(stage.output)
     except OSError as error:
         raise write_error(os.fspath(error.filename or stage.output), error) from None
 
 
-def _receipt_origin(plan: Plan) -> Origin:
-    options = {"untie": plan.options.untie, "store": plan.options.store, "qk_norm": plan.options.qk_norm}
-    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options)
+def _receipt_origin(plan: Plan, table: MappingTable) -> Origin:
+    options = {
+        "untie": plan.options.untie,
+        "store": plan.options.store,
+        "qk_norm": plan.options.qk_norm,
+        "set": dict(plan.settings),
+    }
+    training = training_keys(table)
+    whole = whole_config(plan.config)
+    config = {
+        MODEL: {key: value for key, value in whole.items() if key not in training},
+        TRAINING: {key: value for key, value in whole.items() if key in training},
+    }
+    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options, config)
 
 
 def _origin(source: Source) -> str:

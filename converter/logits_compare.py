@@ -18,6 +18,7 @@ from converter.fidelity import PairMismatch, scale_mismatches
 from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.logits_metrics import Bucket, Difference, Distance, exceeded
+from converter.maxtext_weights import recorded_at
 from converter.memory import peak_resident
 from converter.tokens import Tokens
 from converter.weights import Weights
@@ -121,7 +122,7 @@ def open_pair(
       SourceError: one of them is damaged, or is not of its kind.
       VerificationError: the destination's tensors cannot make the source's model.
     """
-    first = open_model(source, step=step, mapping=mapping)
+    first = open_model(source, step=step, mapping=mapping, recorded=recorded_at(destination))
     if first.kind != "AXLearn":
         raise SourceError(f"{source} is a MaxText checkpoint; expected SRC to be the AXLearn checkpoint, DST MaxText's")
     try:
@@ -181,7 +182,7 @@ def compare(
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
-        causes = known_causes(source.weights, destination.weights.qk_norm)
+        causes = known_causes(source.weights, source.semantics, destination.weights.qk_norm)
         steps, switched = _explain(search, base, distance.total(), causes)
     total = distance.total()
     return LogitsComparison(

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from converter.axes import Expression, Product
 from converter.axis_map import AxisMap
 from converter.axis_sizes import product_size
+from converter.digest import recorded_settings
 from converter.errors import MappingError, UsageError
 from converter.mapping import LAYER_AXIS, MappingTable
 from converter.mapping_file import load_bundled, load_mapping
@@ -14,6 +16,7 @@ from converter.matching import Match, MatchedRow, Shape, match_table
 from converter.maxtext import model_config
 from converter.maxtext_reader import Target, evident_options, open_target
 from converter.published import published_shapes
+from converter.settings import converted_keys, source_arithmetic
 from converter.source import open_source
 
 GROUPS = ("embedding", "attention", "dense ffn", "moe", "norm")
@@ -174,7 +177,8 @@ def make_report(request: ParameterRequest) -> ParameterReport:
     evident = evident_options(match.table, target)
     if evident != options:
         match = match_table(match.table, shapes, options=evident)
-    return report(match, shapes, title, destination=target.root, found=_found_shapes(target, match))
+    found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
+    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -193,6 +197,7 @@ def report(
     *,
     destination: str = "",
     found: Mapping[str, Shape] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> ParameterReport:
     """Makes the report.
 
@@ -202,15 +207,17 @@ def report(
       title: what the report is about.
       destination: the checkpoint that `found` was read from.
       found: shape of every leaf of that checkpoint; None for the planned result.
+      recorded: what a user set when that checkpoint was converted.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
     order = {name: number for number, name in enumerate(GROUPS)}
     rows.sort(key=lambda row: order.get(row.group, len(order)))
     known = {path for row in rows for path in row.targets}
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
-    per_token = model_config(match).get("num_experts_per_tok", 0)
+    keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
+    per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
     return ParameterReport(
-        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), int(per_token)
+        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), per_token
     )
 
 

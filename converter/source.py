@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from converter.axlearn import Checkpoint, find_step, read_arrays, read_checkpoint
-from converter.errors import SourceError
+from converter.errors import MappingError, SourceError
 from converter.mapping_file import load_bundled, load_mapping
-from converter.matching import Match, choose_table, match_table
+from converter.matching import Match, choose_table, match_table, shorten
 from converter.zarr2 import ArraySpec, audit_chunks
 
 
@@ -46,7 +46,7 @@ def open_source(
 
     Raises:
       SourceError: no committed step, or damaged metadata, or chunk files missing or of an impossible size.
-      MappingError: the named table, or every bundled one, does not fit.
+      MappingError: the named table, or every bundled one, does not fit, or does not know a tensor's dtype.
     """
     checkpoint = read_checkpoint(find_step(path, step))
     shapes = {name: entry.shape for name, entry in checkpoint.tensors.items()}
@@ -56,8 +56,30 @@ def open_source(
         match = match_table(load_mapping(mapping), shapes, options=options)
     used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
     arrays = read_arrays(checkpoint, used)
+    _check_dtypes(match, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, match, arrays, stored)
+
+
+def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
+    """Refuses values that are not weights as they stand.
+
+    Raises:
+      MappingError: a tensor has a dtype that its row does not name.
+    """
+    wrong = {
+        path: f"{path}: {arrays[path].dtype}, expected {' or '.join(row.row.dtypes)}"
+        for row in match.rows
+        for path in row.sources
+        if arrays[path].dtype not in row.row.dtypes
+    }
+    if wrong:
+        first = next(iter(wrong))
+        raise MappingError(
+            f"mapping '{match.table.name}': {first} is {arrays[first].dtype}, which holds no weights without scales; a "
+            "table of your own can name the dtypes of a row (dtypes = [...])",
+            shorten(list(wrong.values())),
+        )
 
 
 def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:

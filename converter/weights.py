@@ -11,7 +11,8 @@ block. Names and their axes, H being the head dimension in the checkpoint's own 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from converter.array_view import StoredArray, View
 from converter.errors import SourceError
@@ -29,12 +30,14 @@ class Weights:
       top: tensors outside the layers, by name.
       layers: for each layer its tensors, by name.
       qk_norm: what the checkpoint says of its q/k norm scales: "plain", or "fit" where they were fitted.
+      settings: keys of MaxText's configuration that the user set when the checkpoint was converted.
     """
 
     path: str
     top: Mapping[str, View]
     layers: tuple[Mapping[str, View], ...]
     qk_norm: str = "plain"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -44,6 +47,11 @@ class Weights:
     @property
     def vocabulary(self) -> int:
         return self.top["embedding"].shape[0]
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0 without any."""
+        return max((layer["gate"].shape[1] for layer in self.layers if "gate" in layer), default=0)
 
     @property
     def largest_block(self) -> int:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from converter.axes import Expression, ExpressionError
 from converter.cli import run as run_cli
 from converter.errors import UsageError
-from converter.maxtext import override_config
+from converter.settings import override_config
 from mappings import table_path
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, write_metadata
 from tests.helpers.refusals import DOCUMENTED
