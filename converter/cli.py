@@ -13,14 +13,17 @@ import typer
 
 from converter import __version__
 from converter.cli_arguments import (
+    JobsOption,
     JsonOption,
     LinkOption,
     MappingOption,
     MemoryOption,
     PatchedOption,
     ProcessMemoryOption,
+    QkNormOption,
     QuietOption,
     RewriteOption,
+    SetOption,
     SourceArgument,
     StepOption,
     StoreOption,
@@ -58,19 +61,15 @@ def convert(
     mapping: MappingOption = None,
     untie: UntieOption = False,
     max_memory: MemoryOption = "1GiB",
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Blocks in flight, as memory allows.")] = 2,
+    jobs: JobsOption = 2,
     store: StoreOption = "files",
     rewrite: RewriteOption = False,
     link: LinkOption = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change maxtext.yml.")
-    ] = None,
+    settings: SetOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
-    qk_norm: Annotated[
-        str, typer.Option("--qk-norm", help="plain: copy the q/k norm scales; fit: fit them to stock MaxText.")
-    ] = "plain",
+    qk_norm: QkNormOption = "plain",
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
@@ -115,9 +114,12 @@ def plan(
     mapping: MappingOption = None,
     untie: UntieOption = False,
     max_memory: MemoryOption = "1GiB",
+    jobs: JobsOption = 2,
     store: StoreOption = "files",
     rewrite: RewriteOption = False,
     link: LinkOption = False,
+    settings: SetOption = None,
+    qk_norm: QkNormOption = "plain",
     metadata_only: Annotated[
         bool, typer.Option("--metadata-only", help="Chunk files are absent: index and .zarray files are enough.")
     ] = False,
@@ -127,13 +129,15 @@ def plan(
     from converter.memory import parse_size
     from converter.plan import Options, make_plan
     from converter.report import plan_document, print_plan
+    from converter.settings import configure
     from converter.source import open_source
 
-    options = Options(untie, parse_size(max_memory), store, rewrite, link)
+    options = Options(untie, parse_size(max_memory), store, rewrite, link, qk_norm)
+    options.check()
     opened = open_source(
         source, step=step, mapping=mapping, options=options.mapping_options, metadata_only=metadata_only
     )
-    made = make_plan(opened, options)
+    made = make_plan(opened, options, configure(opened.match, settings or []), jobs=jobs)
     show(as_json, lambda: plan_document(made), lambda console: print_plan(made, console))
 
 

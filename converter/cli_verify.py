@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from converter.cli_arguments import (
+    JobsOption,
     JsonOption,
     MappingOption,
     PatchedOption,
@@ -32,7 +33,7 @@ def verify(
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", metavar="SIZE", help="Budget: 1GiB, with --logits 4GiB.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Blocks in flight, as memory allows.")] = 2,
+    jobs: JobsOption = 2,
     compare_logits: Annotated[
         bool, typer.Option("--logits", help="Compare what both models compute, not their bits.")
     ] = False,

@@ -20,16 +20,19 @@ from converter.errors import DestinationError, InexactError, SourceError
 from converter.fidelity import PairMismatch, pair_mismatches
 from converter.leaf_store import write_error
 from converter.location import locate
-from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, override_config, train_command
+from converter.mapping import MODEL, TRAINING, MappingTable
+from converter.maxtext import CONFIG_NAME, config_yaml, leaf_key, whole_config
 from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import JOBS, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.publishing import flush, prepare, publish
 from converter.qk_norm import fitted_scales
 from converter.routes import LINK
+from converter.settings import configure, training_keys
 from converter.source import Source, open_source
 from converter.stage import SOURCE_FILES, Stage, finish_published, tree_bytes
 from converter.stream import Written, run
+from converter.train_command import train_command
 from converter.zarr2 import file_states
 
 
@@ -77,7 +80,8 @@ class Result:
       seconds: wall time.
       peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
-      command: the command line to go on from.
+      command: the command line to go on in MaxText, patched where the stock one is not exact with plain scales.
+      stock_command: the same without the patch.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
     """
 
@@ -90,6 +94,7 @@ class Result:
     peak_memory: int
     written_bytes: int
     command: str
+    stock_command: str
     leftover: str
 
 
@@ -117,10 +122,10 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     source = open_source(
         request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
     )
-    plan = make_plan(source, request.options)
-    config = override_config(plan.config, list(request.settings))
-    conversion = describe(source, plan, config)
-    computed = fitted_scales(source) if plan.options.qk_norm == "fit" else {}
+    configuration = configure(source.match, request.settings)
+    plan = make_plan(source, request.options, configuration, jobs=request.jobs)
+    conversion = describe(source, plan)
+    computed = fitted_scales(source, plan.config) if plan.options.qk_norm == "fit" else {}
     mismatches = pair_mismatches(source, computed)
     if request.require_exact:
         check_exact(mismatches, plan.options.qk_norm)
@@ -141,7 +146,8 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
-        command=train_command(destination),
+        command=train_command(destination, patched=needs_patch(mismatches, plan.options.qk_norm)),
+        stock_command=train_command(destination),
         leftover=leftover,
     )
 
@@ -162,11 +168,11 @@ def _stage_and_publish(
         stage.begin(conversion, fresh=request.fresh)
         check_space(destination, expected_bytes(plan) - stage.staged_bytes())
         prepare(destination, stage.root)
-        text = config_yaml(conversion["maxtext.yml"], _origin(source))
+        text = config_yaml(plan.config, _origin(source), plan.settings)
         written = run(
-            plan, stage, progress, jobs=request.jobs, check=request.check, computed=computed, watch=committer.check
+            plan, stage, progress, jobs=plan.jobs, check=request.check, computed=computed, watch=committer.check
         )
-        _finish(plan, stage, written, text, committer)
+        _finish(plan, stage, source.match.table, written, text, committer)
         if _has_changed(source, conversion):
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         # Others may have put something there since we looked.
@@ -213,7 +219,7 @@ def _has_changed(source: Source, conversion: Mapping[str, Any]) -> bool:
         raise
 
 
-def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+def describe(source: Source, plan: Plan) -> dict[str, Any]:
     """All that decides over the result, for the journal: another value of any of these is another conversion."""
     leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
     return {
@@ -227,7 +233,8 @@ def describe(source: Source, plan: Plan, config: Mapping[str, Any]) -> dict[str,
         "untie": plan.options.untie,
         "qk_norm": plan.options.qk_norm,
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
-        "maxtext.yml": json.loads(json.dumps(config)),
+        "maxtext.yml": json.loads(json.dumps(plan.config)),
+        "set": json.loads(json.dumps(plan.settings)),
     }
 
 
@@ -236,6 +243,11 @@ def expected_bytes(plan: Plan) -> int:
     linked = {array.path for task in plan.tasks if task.route == LINK for array in task.sources}
     stored = sum(task.stored_bytes for task in plan.tasks if task.sources[0].path not in linked)
     return int(stored * 1.02)
+
+
+def needs_patch(mismatches: Sequence[PairMismatch], qk_norm: str) -> bool:
+    """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
+    return qk_norm == "plain" and any(not entry.exact for entry in mismatches)
 
 
 def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
@@ -271,11 +283,11 @@ def file_digest(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def _finish(plan: Plan, stage: Stage, written: Written, config: str, committer: Committer) -> None:
+def _finish(plan: Plan, stage: Stage, table: MappingTable, written: Written, config: str, committer: Committer) -> None:
     """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     stage.check_whole(plan.leaves)
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
-    entry = metadata_entry(records, qk_norm=plan.options.qk_norm)
+    entry = metadata_entry(records, qk_norm=plan.options.qk_norm, settings=plan.settings)
     leaves = tuple(
         StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
         for leaf in plan.leaves
@@ -285,15 +297,26 @@ def _finish(plan: Plan, stage: Stage, written: Written, config: str, committer: 
     try:
         with open(os.path.join(stage.output, CONFIG_NAME), "w", encoding="utf-8") as file:
             file.write(config)
-        write_receipt(stage.output, _receipt_origin(plan))
+        write_receipt(stage.output, _receipt_origin(plan, table))
         flush(stage.output)
     except OSError as error:
         raise write_error(os.fspath(error.filename or stage.output), error) from None
 
 
-def _receipt_origin(plan: Plan) -> Origin:
-    options = {"untie": plan.options.untie, "store": plan.options.store, "qk_norm": plan.options.qk_norm}
-    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options)
+def _receipt_origin(plan: Plan, table: MappingTable) -> Origin:
+    options = {
+        "untie": plan.options.untie,
+        "store": plan.options.store,
+        "qk_norm": plan.options.qk_norm,
+        "set": dict(plan.settings),
+    }
+    training = training_keys(table)
+    whole = whole_config(plan.config)
+    config = {
+        MODEL: {key: value for key, value in whole.items() if key not in training},
+        TRAINING: {key: value for key, value in whole.items() if key in training},
+    }
+    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options, config)
 
 
 def _origin(source: Source) -> str:

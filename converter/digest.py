@@ -58,10 +58,39 @@ def chunk_digest(grid_index: Sequence[int], stored: bytes) -> int:
     return state.intdigest()
 
 
-def metadata_entry(records: Mapping[str, Mapping[str, Any]], *, qk_norm: str) -> dict[str, Any]:
-    """What goes into the step's custom metadata: leaf key to record, and how the q/k norm scales were made."""
+def metadata_entry(
+    records: Mapping[str, Mapping[str, Any]], *, qk_norm: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What goes into the step's custom metadata.
+
+    Args:
+      records: leaf key to record.
+      qk_norm: how the q/k norm scales were made, "plain" or "fit".
+      settings: keys of MaxText's configuration that the user set: facts about the source that its tensors do not show.
+    """
     leaves = {key: dict(record) for key, record in records.items()}
-    return {METADATA_KEY: {"version": VERSION, "qk_norm": qk_norm, "leaves": leaves}}
+    return {METADATA_KEY: {"version": VERSION, "qk_norm": qk_norm, "settings": dict(settings), "leaves": leaves}}
+
+
+def recorded_qk_norm(custom_metadata: Any) -> str:
+    """How a checkpoint's q/k norm scales were made, by its step's custom metadata."""
+    return "fit" if _own_entry(custom_metadata).get("qk_norm") == "fit" else "plain"
+
+
+def recorded_settings(custom_metadata: Any) -> dict[str, Any]:
+    """The keys of MaxText's configuration that were set when a checkpoint was converted; empty where none is known."""
+    settings = _own_entry(custom_metadata).get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def is_recorded(custom_metadata: Any) -> bool:
+    """Whether a checkpoint says what was set when it was converted, be it nothing."""
+    return isinstance(_own_entry(custom_metadata).get("settings"), dict)
+
+
+def _own_entry(custom_metadata: Any) -> dict[str, Any]:
+    entry = custom_metadata.get(METADATA_KEY) if isinstance(custom_metadata, dict) else None
+    return entry if isinstance(entry, dict) else {}
 
 
 def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -91,6 +120,7 @@ class Origin:
       mapping: name of the mapping table.
       mapping_digest: hash of the table's text.
       options: what shaped the result.
+      config: the keys of maxtext.yml with their values, those of the model under "model", of training under "training".
     """
 
     tool: str
@@ -99,6 +129,7 @@ class Origin:
     mapping: str
     mapping_digest: str
     options: Mapping[str, Any]
+    config: Mapping[str, Mapping[str, Any]]
 
 
 def write_receipt(directory: str, origin: Origin) -> str:
@@ -122,6 +153,7 @@ def write_receipt(directory: str, origin: Origin) -> str:
         "step": origin.step,
         "mapping": {"name": origin.mapping, "digest": origin.mapping_digest},
         "options": dict(origin.options),
+        "config": {kind: dict(keys) for kind, keys in origin.config.items()},
         "files": files,
     }
     path = os.path.join(directory, RECEIPT_NAME)
@@ -130,8 +162,12 @@ def write_receipt(directory: str, origin: Origin) -> str:
     return path
 
 
-def check_receipt(directory: str) -> list[tuple[str, str]]:
+def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
     """Holds every file that is no array chunk against the receipt.
+
+    Args:
+      directory: the checkpoint, the directory above its steps.
+      apart: a file that may differ, because its content is looked at elsewhere.
 
     Returns:
       Findings as (path below the directory, what is wrong); empty where all is as it was written.
@@ -153,7 +189,7 @@ def check_receipt(directory: str) -> list[tuple[str, str]]:
         except OSError as error:
             findings.append((path, f"cannot be read: {error.strerror}"))
             continue
-        if found != record:
+        if found != record and path != apart:
             findings.append((path, _difference(record, found)))
     findings += [(path, "is not in the receipt") for path in sorted(present - expected.keys())]
     return findings

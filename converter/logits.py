@@ -10,26 +10,31 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from converter.axlearn_weights import axlearn_weights
+from converter.axlearn_weights import ENVY, axlearn_weights
 from converter.envy_model import Variant, run, working_memory
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.finite import NonFinite, is_finite
 from converter.json_text import json_values
 from converter.location import check_readable, locate
+from converter.mapping_file import find_mapping
 from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
 from converter.memory import format_size, peak_resident
-from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
+from converter.semantics import Semantics, axlearn_semantics, check_semantics, maxtext_semantics, read_config
+from converter.settings import arithmetic_keys, configure, converted_keys, source_arithmetic
 from converter.source import open_source
 from converter.tokens import Tokens, built_in, read_tokens
 from converter.weights import Weights
 
 DEFAULT_MEMORY = "4GiB"
+
+AXLEARN, MAXTEXT = "AXLearn", "MaxText"
+"""Kinds of a model."""
 
 INTERPRETER = 600 << 20
 """What the process takes with numpy, jax and TensorStore loaded and compiled code in place: measured."""
@@ -81,28 +86,13 @@ class LogitsResult:
     peak_memory: int
 
 
-def open_weights(path: str, *, step: int | None = None, mapping: str | None = None) -> tuple[Weights, bool]:
-    """Opens a checkpoint of either kind, and tells whether it is AXLearn's.
-
-    Raises:
-      UsageError: `--step` or `--mapping` was given for a MaxText checkpoint.
-      SourceError: it is neither, or damaged.
-    """
-    place = locate(path, SourceError)
-    check_readable(place.path, SourceError)
-    if maxtext_items(place.path) is not None:
-        if step is not None or mapping is not None:
-            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
-        return maxtext_weights(path), False
-    return axlearn_weights(open_source(path, step=step, mapping=mapping)), True
-
-
 def open_model(
     path: str,
     *,
     step: int | None = None,
     mapping: str | None = None,
     settings: Sequence[str] = (),
+    recorded: Mapping[str, Any] | None = None,
     norm_after_rope: bool = False,
 ) -> Model:
     """Opens a checkpoint of either kind with the arithmetic that belongs to it.
@@ -111,28 +101,48 @@ def open_model(
       path: an AXLearn step or trainer directory, or a MaxText checkpoint.
       step: the wanted AXLearn step.
       mapping: a user's own table, for AXLearn.
-      settings: `KEY=VALUE` changes of the MaxText configuration.
+      settings: `KEY=VALUE` changes of the MaxText configuration; for AXLearn of the facts that no tensor shows.
+      recorded: keys that were set when an AXLearn checkpoint was converted.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
 
     Raises:
       UsageError: MaxText's options were given for an AXLearn checkpoint, or the other way round.
       SourceError: the checkpoint is damaged or is none.
+      MappingError: no table fits, or it does not say what its model computes with.
     """
-    weights, is_axlearn = open_weights(path, step=step, mapping=mapping)
-    if is_axlearn:
-        if settings or norm_after_rope:
-            raise UsageError(
-                f"{path} is an AXLearn checkpoint; --set and --norm-after-rope are for MaxText checkpoints"
-            )
-        return Model(weights, AXLEARN, "AXLearn", "AXLearn's Envy")
+    place = locate(path, SourceError)
+    check_readable(place.path, SourceError)
+    if maxtext_items(place.path) is not None:
+        if step is not None or mapping is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
+        return _maxtext_model(path, settings, norm_after_rope)
+    source = open_source(path, step=step, mapping=mapping)
+    if norm_after_rope:
+        raise UsageError(f"{path} is an AXLearn checkpoint; --norm-after-rope is for MaxText checkpoints")
+    weights = axlearn_weights(source)
+    made = configure(source.match, settings, recorded=recorded)
+    semantics = axlearn_semantics(source_arithmetic(source.match.table, made.keys))
+    changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(source.match.table) if key in made.settings)
+    return Model(weights, semantics, AXLEARN, "AXLearn's Envy" + _with(changes))
+
+
+def _maxtext_model(path: str, settings: Sequence[str], norm_after_rope: bool) -> Model:
+    weights = maxtext_weights(path)
     has_unembedding = "unembedding" in weights.top
     place = locate(path, SourceError)
     file = config_file(place.path)
-    config = read_config(file, list(settings), has_unembedding=has_unembedding)
+    converted = converted_keys(find_mapping(ENVY), weights.settings)
+    config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     semantics = maxtext_semantics(config, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
+    check_semantics(semantics, weights.experts)
     origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
     changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]
-    return Model(weights, semantics, "MaxText", f"{origin}{' with ' + ', '.join(changes) if changes else ''}")
+    return Model(weights, semantics, MAXTEXT, origin + _with(changes))
+
+
+def _with(changes: Iterable[str]) -> str:
+    text = ", ".join(changes)
+    return f" with {text}" if text else ""
 
 
 def choose_tokens(file: str | None, vocabulary: int) -> Tokens:

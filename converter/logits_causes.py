@@ -11,7 +11,7 @@ import numpy as np
 
 from converter.array_view import View
 from converter.envy_model import Variant
-from converter.semantics import AXLEARN, HALVES, INTERLEAVED, Semantics
+from converter.semantics import HALVES, INTERLEAVED, Semantics
 from converter.weights import Weights
 
 TIED_ROUNDING = "tied table rounded to bfloat16"
@@ -36,22 +36,26 @@ class Cause:
     switch: Callable[[Variant], Variant]
 
 
-def known_causes(source: Weights, qk_norm: str) -> tuple[Cause, ...]:
+def known_causes(source: Weights, computes: Semantics, qk_norm: str) -> tuple[Cause, ...]:
     """All known differences, the more specific ones first.
 
     Args:
       source: the AXLearn weights.
+      computes: what AXLearn computes from them.
       qk_norm: how the destination's q/k norm scales were made, "plain" or "fit".
     """
     again = "convert again with the bundled mapping table, and compare your own with `ax2mt mappings show envy`"
     scales = ("query_scale", "key_scale") if qk_norm == "fit" else ()
     return (
-        _setting("experts per token", "top_k", "set num_experts_per_tok=2 in maxtext.yml; AXLearn routes top-2"),
+        _fact(computes, "experts per token", "top_k", "num_experts_per_tok"),
         _setting(
-            "logits divided by sqrt(width)", "normalize_logits", "set normalize_embedding_logits=false in maxtext.yml"
+            computes,
+            "logits divided by sqrt(width)",
+            "normalize_logits",
+            "set normalize_embedding_logits=false in maxtext.yml",
         ),
-        _setting("RoPE's base", "theta", f"set rope_max_timescale={AXLEARN.theta:.0f} in maxtext.yml"),
-        _setting("the norms' epsilon", "epsilon", f"set normalization_layer_epsilon={AXLEARN.epsilon} in maxtext.yml"),
+        _fact(computes, "RoPE's base", "theta", "rope_max_timescale"),
+        _fact(computes, "the norms' epsilon", "epsilon", "normalization_layer_epsilon"),
         Cause(
             NORM_ORDER,
             "run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales; or lower the "
@@ -59,6 +63,7 @@ def known_causes(source: Weights, qk_norm: str) -> tuple[Cause, ...]:
             lambda variant: _norm_after(variant, source, scales),
         ),
         _setting(
+            computes,
             TIED_ROUNDING,
             "round_table",
             "convert with --untie; MaxText then keeps the output projection in float32",
@@ -99,11 +104,20 @@ def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _setting(name: str, field: str, advice: str) -> Cause:
+def _setting(computes: Semantics, name: str, field: str, advice: str) -> Cause:
     def switch(variant: Variant) -> Variant:
-        return replace(variant, semantics=replace(variant.semantics, **{field: getattr(AXLEARN, field)}))
+        return replace(variant, semantics=replace(variant.semantics, **{field: getattr(computes, field)}))
 
     return Cause(name, advice, switch)
+
+
+def _fact(computes: Semantics, name: str, field: str, key: str) -> Cause:
+    """A fact that no tensor shows: either side may be the wrong one, and only the user knows which."""
+    advice = (
+        f"set {key}={getattr(computes, field):.15g} in maxtext.yml, as the source computes; if the source was trained "
+        f"with the other value, convert it with --set {key}=VALUE"
+    )
+    return _setting(computes, name, field, advice)
 
 
 def _order(name: str, advice: str, *fields: str) -> Cause:

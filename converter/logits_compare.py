@@ -22,6 +22,7 @@ from converter.location import locate
 from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.logits_metrics import Bucket, Difference, Distance, exceeded
+from converter.maxtext_weights import recorded_at
 from converter.memory import peak_resident
 from converter.tokens import Tokens
 from converter.weights import Weights
@@ -132,7 +133,7 @@ def open_pair(
       VerificationError: the destination's tensors cannot make the source's model.
     """
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
-    first = open_model(source, step=step, mapping=mapping)
+    first = open_model(source, step=step, mapping=mapping, recorded=recorded_at(destination))
     try:
         second = open_model(destination, settings=settings, norm_after_rope=norm_after)
     except SourceError as error:
@@ -189,7 +190,7 @@ def compare(
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
-        causes = known_causes(source.weights, destination.weights.qk_norm)
+        causes = known_causes(source.weights, source.semantics, destination.weights.qk_norm)
         steps, switched = _explain(search, base, distance.total(), causes)
     total = distance.total()
     return LogitsComparison(

@@ -16,6 +16,12 @@ LAYER_FIELD = "{layer}"
 
 ConfigValue = bool | int | float | str | list[str]
 
+MODEL, TRAINING = "model", "training"
+"""What a user's value of a configuration key means: a fact that no tensor shows, or a choice of training."""
+
+WEIGHT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes whose values are weights as they stand. Integers and float8 need scales to mean anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
@@ -72,6 +78,7 @@ class TensorRow:
       note: why, for the report.
       when: the kind of layer that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      dtypes: dtypes that the source tensors may have.
       line: line of the row in its file.
     """
 
@@ -83,6 +90,7 @@ class TensorRow:
     when: str
     option: str
     line: int
+    dtypes: tuple[str, ...] = WEIGHT_DTYPES
 
     @property
     def in_layer(self) -> bool:
@@ -117,6 +125,11 @@ class ConfigRule:
       has: the value is whether layers are of this kind.
       unless: the value is whether this option is off.
       layout: the value is whether the target has this layer layout.
+      set: what another value of a user (`--set`) means; empty where the tensors or the family leave no choice.
+      above: the value must be larger than this.
+      at_least: the value must not be smaller than this.
+      at_most: the axis whose size the value must not exceed.
+      divides: the axis whose size the value must divide.
     """
 
     key: str
@@ -127,6 +140,28 @@ class ConfigRule:
     has: str = ""
     unless: str = ""
     layout: str = ""
+    set: str = ""
+    above: float | None = None
+    at_least: float | None = None
+    at_most: str = ""
+    divides: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArithmeticRule:
+    """What the source's model computes with and no tensor shows: each a number, or the [config] key that has it.
+
+    Attributes:
+      rope_theta: RoPE's base.
+      norm_epsilon: of all norms.
+      experts_per_token: experts that each token is routed to.
+      share_epsilon: added to the sum by which the shares of a token's experts are divided.
+    """
+
+    rope_theta: float | str
+    norm_epsilon: float | str
+    experts_per_token: float | str
+    share_epsilon: float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +203,5 @@ class MappingTable:
     drops: tuple[DropRow, ...]
     config: tuple[ConfigRule, ...]
     fidelity: Fidelity | None
+    arithmetic: ArithmeticRule | None
     models: tuple[PublishedModel, ...]

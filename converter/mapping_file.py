@@ -4,6 +4,7 @@ Every fault found is reported, not only the first one, with the file, the line, 
 a caret.
 """
 
+import dataclasses
 import hashlib
 import os
 import tomllib
@@ -15,6 +16,7 @@ from converter.errors import MappingError
 from converter.location import locate
 from converter.mapping import MappingTable
 from converter.mapping_rows import (
+    read_arithmetic,
     read_choice,
     read_config,
     read_drop,
@@ -99,6 +101,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
     fidelity = _guarded(read_fidelity, top.subtable("fidelity"))
+    arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     name, title = top.text("name"), top.text("title", required=False)
     top.no_more()
     if not rows and not toml.problems:
@@ -117,6 +120,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         drops=drops,
         config=config or (),
         fidelity=fidelity,
+        arithmetic=arithmetic,
         models=models,
     )
 
@@ -155,12 +159,25 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
         known(kind, kinds, "kind", toml.line_of("axlearn", 0, "cycle"))
     for rule in table.config:
         line = toml.line_of("config", 0, rule.key)
-        known(rule.size, axes, "axis", line)
+        for axis in (rule.size, rule.at_most, rule.divides):
+            known(axis, axes, "axis", line)
         known(rule.has, kinds, "kind", line)
         known(rule.unless, options, "option", line)
+    _check_arithmetic(toml, table)
     targets: dict[tuple[str, str], int] = {}
     for row in table.rows:
         for path in row.maxtext:
             other = targets.setdefault((path, row.when), row.line)
             if other != row.line:
                 toml.complain(row.line, f"target {path} is also produced by line {other}")
+
+
+def _check_arithmetic(toml: TomlText, table: MappingTable) -> None:
+    """Each key that [arithmetic] names has a number in [config]."""
+    if table.arithmetic is None:
+        return
+    numbers = {rule.key for rule in table.config if type(rule.constant) in (int, float)}
+    for field, value in dataclasses.asdict(table.arithmetic).items():
+        if isinstance(value, str) and value not in numbers:
+            line = toml.line_of("arithmetic", 0, field)
+            toml.complain(line, f"{field}: no number {value!r} in [config]{suggestion(value, numbers)}")

@@ -1,11 +1,17 @@
 """The parts of a mapping table, each read from its section of the file."""
 
+import dataclasses
 import math
 import re
+from collections.abc import Mapping
 
 from converter.axes import Expression, ExpressionError
 from converter.mapping import (
     LAYER_FIELD,
+    MODEL,
+    TRAINING,
+    WEIGHT_DTYPES,
+    ArithmeticRule,
     Choice,
     ConfigRule,
     DropRow,
@@ -16,6 +22,7 @@ from converter.mapping import (
     TreeLayout,
 )
 from converter.mapping_toml import Section
+from converter.zarr2 import ITEM_SIZES
 
 MAX_EXPRESSION = 1000
 """Characters of an axis expression."""
@@ -81,7 +88,11 @@ def read_tensor(section: Section) -> TensorRow:
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
     if optional["when"] and True not in in_layer:
         section.fail("'when' needs a row of a layer", "when")
-    return TensorRow(axlearn, maxtext, expression, line=line, **optional)
+    dtypes = section.texts("dtypes") if "dtypes" in section.values else WEIGHT_DTYPES
+    unknown = [name for name in dtypes if name not in ITEM_SIZES]
+    if unknown:
+        section.fail(f"dtypes: unknown dtype {unknown[0]!r}; expected {', '.join(ITEM_SIZES)}", "dtypes")
+    return TensorRow(axlearn, maxtext, expression, line=line, dtypes=dtypes, **optional)
 
 
 def read_drop(section: Section) -> DropRow:
@@ -103,22 +114,63 @@ def read_model(section: Section) -> PublishedModel:
     return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes)
 
 
+def read_arithmetic(section: Section) -> ArithmeticRule:
+    """[arithmetic]: what the source's model computes with, in numbers or by keys of [config]."""
+    values: dict[str, float | str] = {}
+    for field in dataclasses.fields(ArithmeticRule):
+        value = section.take(field.name, (int, float, str), "a number, or the name of a [config] key")
+        if isinstance(value, bool) or (not isinstance(value, str) and not _is_constant(value)):
+            section.fail(f"{field.name} must be a finite number, or the name of a [config] key", field.name)
+        values[field.name] = value
+    return ArithmeticRule(**values)
+
+
 def read_config(section: Section) -> tuple[ConfigRule, ...]:
     """[config]: the keys of the model configuration."""
-    fields = {"size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str}
-    rules: list[ConfigRule] = []
-    for key in list(section.values):
-        value = section.values.pop(key)
-        if not isinstance(value, dict):
-            if not _is_constant(value):
-                section.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
-            rules.append(ConfigRule(key, constant=value))
-            continue
-        unknown = [field for field in value if field not in fields or not isinstance(value[field], fields[field])]
-        if unknown or len(set(value) & {"size", "has", "unless", "layout"}) != 1:
-            section.fail(f"{key} must be a value or one rule of size, has, unless, layout; found {value!r}", key)
-        rules.append(ConfigRule(key, **value))
-    return tuple(rules)
+    return tuple(_config_rule(section, key) for key in list(section.values))
+
+
+def _config_rule(section: Section, key: str) -> ConfigRule:
+    value = section.values.pop(key)
+    if not isinstance(value, dict):
+        _check_constant(section, key, value)
+        return ConfigRule(key, constant=value)
+    unknown = [name for name, entry in value.items() if not _fits(entry, _CONFIG_FIELDS.get(name))]
+    if unknown or len(set(value) & _CONFIG_SOURCES) != 1:
+        section.fail(f"{key} must be a value or one rule of size, has, unless, layout, value; found {value!r}", key)
+    fields = dict(value)
+    if "value" in fields:
+        _check_constant(section, key, fields["value"])
+        fields["constant"] = fields.pop("value")
+    if fields.get("set", MODEL) not in (MODEL, TRAINING) or ("set" in fields and "constant" not in fields):
+        section.fail(f"{key}: set must be {MODEL!r} or {TRAINING!r}, and needs a value; found {value!r}", key)
+    bounded = set(fields) & {"above", "at_least", "at_most", "divides"}
+    if bounded and not ("size" in fields or _fits(fields.get("constant"), (int, float))):
+        section.fail(f"{key}: {', '.join(sorted(bounded))} need a number; found {value!r}", key)
+    return ConfigRule(key, **fields)
+
+
+_CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
+"""Where a key's value comes from: one of these."""
+
+_CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
+    "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
+    "at_most": str, "divides": str,
+}  # fmt: skip
+
+
+def _fits(value: object, kind: type | tuple[type, ...] | None) -> bool:
+    """Whether a value of the file is of that kind; true and false are no numbers."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return kind is not None and isinstance(value, kind)
+
+
+def _check_constant(section: Section, key: str, value: object) -> None:
+    if not _is_constant(value):
+        section.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
 
 
 def _target_path(section: Section, path: str, key: str) -> None:

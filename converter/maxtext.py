@@ -1,16 +1,15 @@
-"""MaxText's side of a conversion: the model configuration that goes with the weights, and how to start a run.
+"""MaxText's side of a conversion: the model configuration that goes with the weights, and names on disk.
 
 Facts about MaxText 0.2.5. Any yml is taken as first argument; `base_config: base.yml` in it is found among MaxText's
 own configurations (configs/pyconfig.py), and with `model_name: default` every key of a published model yml can be
 written out, so that no `override_model_config` is needed.
 """
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from converter.errors import MappingError, UsageError
+from converter.errors import MappingError
 from converter.mapping import ConfigRule
 from converter.matching import Match
 
@@ -32,64 +31,63 @@ def model_config(match: Match) -> dict[str, Any]:
     return {rule.key: _value(rule, match) for rule in match.table.config}
 
 
-def override_config(config: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Applies a user's `KEY=VALUE` settings.
-
-    Raises:
-      UsageError: a setting is not of this form, or its key is not in the configuration.
-    """
-    import yaml
-
-    result = dict(config)
-    for setting in settings:
-        key, mark, text = setting.partition("=")
-        if not mark or key not in config:
-            known = ", ".join(config)
-            raise UsageError(f"--set {setting}: expected KEY=VALUE with one of the keys {known}")
-        if not re.fullmatch(r"[\w.+\-]{1,64}", text):
-            raise UsageError(f"--set {setting}: expected a plain number, word or true/false as value")
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            value = None
-        if isinstance(config[key], float) or type(config[key]) is int:
-            value = _number(text, type(config[key]))
-            if value is None:
-                raise UsageError(f"--set {setting}: expected a number, as in {key}={config[key]}")
-        elif type(value) is not type(config[key]):
-            raise UsageError(f"--set {setting}: expected a value like {config[key]!r}")
-        result[key] = value
-    return result
+def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys of the yml, with those that make it a file of its own."""
+    return {"base_config": "base.yml", "model_name": "default", **config}
 
 
-def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
-    """A finite number of that kind, or None: 1.5 is no whole number, and there is no size of infinity."""
-    try:
-        if kind is int and re.fullmatch(r"[+-]?\d+", text):
-            return int(text)  # a float would round what is beyond 2^53
-        value = float(text)
-        return (kind(value) if kind is float or value.is_integer() else None) if math.isfinite(value) else None
-    except ValueError:
-        return None
-
-
-def config_yaml(config: Mapping[str, Any], origin: str) -> str:
+def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str] = ()) -> str:
     """The text of a model yml that MaxText takes as its configuration argument as it stands.
 
     Args:
       config: the model's keys.
       origin: one line that says where the weights came from.
+      settings: keys that the user set.
     """
     import yaml
 
-    body = {"base_config": "base.yml", "model_name": "default", **config}
+    body = whole_config(config)
     lines = [
         f"# MaxText configuration of the checkpoint beside this file ({ITEMS}).",
         f"# {''.join(c if c.isprintable() else '?' for c in origin)}",
         "# Dimensions were solved from the tensors; the other keys are what these weights need.",
+        *([f"# Set with --set: {', '.join(settings)}."] if settings else []),
     ]
     text = yaml.dump(body, Dumper=_block_dumper(), sort_keys=False, default_flow_style=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + text
+
+
+def parse_config(data: bytes | str) -> Any:
+    """What a yml holds, by MaxText's reading: OmegaConf's YAML has more ways to write a number than PyYAML's.
+
+    Raises:
+      ValueError: it is no YAML.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    try:
+        return yaml.load(data, Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def same_value(found: Any, expected: Any) -> bool:
+    """Whether MaxText takes a value of a yml for the expected one: it reads 5e5 and "500000" as 500000."""
+    if isinstance(found, str) and not isinstance(expected, str):
+        try:
+            found = parse_config(found)
+        except ValueError:
+            return False
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (found, expected))
+    return found == expected and (numbers or type(found) is type(expected))
+
+
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*([eE][-+]?\d+)?)$", re.ASCII)
+"""Numbers of YAML 1.2 such as 1e-05; the sign of the exponent and the point are optional."""
 
 
 def _block_dumper() -> Any:
@@ -102,17 +100,6 @@ def _block_dumper() -> Any:
 
     Dumper.add_representer(list, Dumper.one_line)
     return Dumper
-
-
-def train_command(destination: str) -> str:
-    """The command line to go on from the converted weights."""
-    import shlex
-
-    return (
-        f"python3 -m maxtext.trainers.pre_train.train {shlex.quote(f'{destination}/{CONFIG_NAME}')} \\\n"
-        f"    load_parameters_path={shlex.quote(f'{destination}/{ITEMS}')} \\\n"
-        "    run_name=RUN base_output_directory=OUTPUT dataset_path=DATA"
-    )
 
 
 def _value(rule: ConfigRule, match: Match) -> Any:

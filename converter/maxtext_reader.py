@@ -24,6 +24,8 @@ from converter.matching import join
 
 MAX_METADATA_BYTES = 256 << 20
 MARKER = "commit_success.txt"
+CUSTOM_METADATA = "_CHECKPOINT_METADATA"
+"""Beside the items; holds `scan_layers` for MaxText, and our digests."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 
 def _custom_metadata(step_directory: str) -> tuple[dict[str, Any], str]:
-    path = os.path.join(step_directory, "_CHECKPOINT_METADATA")
+    path = os.path.join(step_directory, CUSTOM_METADATA)
     try:
         custom = read_json(path)["custom_metadata"]
     except VerificationError as error:

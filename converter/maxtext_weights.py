@@ -3,8 +3,10 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from converter.array_view import StoredArray, View, open_store
+from converter.digest import recorded_qk_norm, recorded_settings
 from converter.errors import SourceError
 from converter.location import locate
 from converter.maxtext import CONFIG_NAME, ITEMS
@@ -54,6 +56,15 @@ def config_file(path: str) -> str | None:
     return None
 
 
+def recorded_at(path: str) -> dict[str, Any]:
+    """What a user set when a MaxText checkpoint was converted; empty where there is none, or where it does not say."""
+    items = maxtext_items(os.path.expanduser(path))
+    try:
+        return recorded_settings(_custom_metadata(items)) if items else {}
+    except SourceError:
+        return {}
+
+
 def maxtext_weights(path: str) -> Weights:
     """The weights of a MaxText checkpoint, in any of the formats that Orbax writes, scanned or unscanned.
 
@@ -72,8 +83,8 @@ def maxtext_weights(path: str) -> Weights:
     if missing or not layers:
         raise SourceError(f"{place.given}: no Envy checkpoint of MaxText", missing or ["no decoder/layers*"])
     top = {name: layer_view(arrays[leaf], None, 0) for name, leaf in TOP.items() if leaf in arrays}
-    step = os.path.join(os.path.dirname(items.rstrip("/")), "_CHECKPOINT_METADATA")
-    weights = Weights(place.given, top, layers, _qk_norm(_read_json(step) if os.path.isfile(step) else {}))
+    custom = _custom_metadata(items)
+    weights = Weights(place.given, top, layers, recorded_qk_norm(custom), settings=recorded_settings(custom))
     weights.check()
     return weights
 
@@ -134,10 +145,9 @@ def _open_leaf(items: str, metadata: Mapping[str, object], leaf: str) -> StoredA
     return StoredArray(leaf, tuple(store.shape), chunks, store, None)
 
 
-def _qk_norm(metadata: Mapping[str, object]) -> str:
-    custom = metadata.get("custom_metadata")
-    own = custom.get("ax2mt") if isinstance(custom, dict) else None
-    return "fit" if isinstance(own, dict) and own.get("qk_norm") == "fit" else "plain"
+def _custom_metadata(items: str) -> object:
+    file = os.path.join(os.path.dirname(items.rstrip("/")), "_CHECKPOINT_METADATA")
+    return _read_json(file).get("custom_metadata") if os.path.isfile(file) else None
 
 
 def _read_json(file: str) -> dict[str, object]:

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from converter.axes import Expression, Product
 from converter.axis_map import AxisMap
 from converter.axis_sizes import product_size
 from converter.checkpoint_kind import check_pair
+from converter.digest import recorded_settings
 from converter.errors import DestinationError, MappingError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import LAYER_AXIS, MappingTable
@@ -16,6 +18,7 @@ from converter.matching import Match, MatchedRow, Shape, match_table
 from converter.maxtext import model_config
 from converter.maxtext_reader import Target, evident_options, open_target
 from converter.published import published_shapes
+from converter.settings import converted_keys, source_arithmetic
 from converter.source import open_source
 
 GROUPS = ("embedding", "attention", "dense ffn", "moe", "norm")
@@ -180,7 +183,8 @@ def make_report(request: ParameterRequest) -> ParameterReport:
     evident = evident_options(match.table, target)
     if evident != options:
         match = match_table(match.table, shapes, options=evident)
-    return report(match, shapes, title, destination=target.root, found=_found_shapes(target, match), notes=source.notes)
+    found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
+    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -199,6 +203,7 @@ def report(
     *,
     destination: str = "",
     found: Mapping[str, Shape] | None = None,
+    recorded: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
 ) -> ParameterReport:
     """Makes the report.
@@ -209,6 +214,7 @@ def report(
       title: what the report is about.
       destination: the checkpoint that `found` was read from.
       found: shape of every leaf of that checkpoint; None for the planned result.
+      recorded: what a user set when that checkpoint was converted.
       notes: what the user has to know about the source.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
@@ -216,9 +222,10 @@ def report(
     rows.sort(key=lambda row: order.get(row.group, len(order)))
     known = {path for row in rows for path in row.targets}
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
-    per_token = model_config(match).get("num_experts_per_tok", 0)
+    keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
+    per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
     return ParameterReport(
-        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), int(per_token), notes
+        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), per_token, notes
     )
 
 

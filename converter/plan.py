@@ -18,8 +18,8 @@ from converter.chunk_codec import FEED_SIZE, can_decode
 from converter.encoding import STORES, Encoding
 from converter.errors import UsageError
 from converter.matching import MatchedRow
-from converter.maxtext import model_config
 from converter.routes import REWRITE, Route, choose_route
+from converter.settings import Configuration, configure
 from converter.source import Source
 from converter.zarr2 import ArraySpec
 
@@ -171,6 +171,8 @@ class Plan:
       others: index entries that are no tensors.
       sizes: the solved axis sizes.
       config: MaxText's model configuration.
+      settings: its keys that the user set.
+      jobs: blocks in flight.
     """
 
     source: str
@@ -184,10 +186,12 @@ class Plan:
     others: tuple[str, ...]
     sizes: Mapping[str, int]
     config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    jobs: int
     totals: "Totals" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory))
+        object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory, self.jobs))
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -222,14 +226,24 @@ class Totals:
         return self.target_parameters - self.added_parameters - self.source_parameters
 
 
-def make_plan(source: Source, options: Options) -> Plan:
+def make_plan(
+    source: Source, options: Options, configuration: Configuration | None = None, *, jobs: int = JOBS
+) -> Plan:
     """Plans a conversion.
 
+    Args:
+      source: the checkpoint and its table.
+      options: what shapes the result.
+      configuration: MaxText's; None for the table's own.
+      jobs: blocks in flight.
+
     Raises:
+      MappingError: the table makes an impossible model of these tensors.
       UsageError: the memory budget is too small for some block; the message names the smallest one that works.
     """
     options.check()
     match = source.match
+    configuration = configuration or configure(match)
     tasks: list[Task] = []
     too_small: list[tuple[int, str]] = []
     for row in match.rows:
@@ -258,7 +272,9 @@ def make_plan(source: Source, options: Options) -> Plan:
         notes=source.notes,
         others=source.checkpoint.others,
         sizes=match.sizes,
-        config=model_config(match),
+        config=configuration.keys,
+        settings=configuration.settings,
+        jobs=jobs,
     )
 
 
@@ -325,9 +341,9 @@ def _cut(
     return blocking, blocking.target_chunks, held + REWRITE_MEMORY
 
 
-def _totals(tasks: tuple[Task, ...], budget: int) -> Totals:
+def _totals(tasks: tuple[Task, ...], budget: int, jobs: int) -> Totals:
     own = [task for task in tasks if not task.extra]
-    in_flight = sorted(task.memory for task in tasks for _ in range(min(task.units, JOBS)))[-JOBS:]
+    in_flight = sorted(task.memory for task in tasks for _ in range(min(task.units, jobs)))[-jobs:]
     in_flight += [task.memory for task in tasks if task.blocking is None for _ in range(min(task.units, COPIERS))][
         :COPIERS
     ]

@@ -12,12 +12,15 @@ sin(m+n)t by u sin(m-n)t. Then q0k0 : q1k1 = (1+wr) : (1-wr) and q1k0 : q0k1 = (
 have; pairs that stock MaxText can compute exactly are given exact scales instead.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from converter.axis_map import AxisMap
 from converter.fidelity import ROUNDING, read_whole
 from converter.mapping import LAYER_AXIS
-from converter.semantics import AXLEARN
+from converter.settings import source_arithmetic
 from converter.source import Source
 
 POSITIONS = 1024
@@ -27,13 +30,13 @@ LARGEST = 1 - 1e-6
 """Bound of w*r and u*r: beyond 1 a scale would have to be infinite."""
 
 
-def fitted_scales(source: Source, *, positions: int = POSITIONS, theta: float = AXLEARN.theta) -> dict[str, np.ndarray]:
+def fitted_scales(source: Source, keys: Mapping[str, Any], *, positions: int = POSITIONS) -> dict[str, np.ndarray]:
     """The fitted scales of all layers.
 
     Args:
       source: an AXLearn checkpoint.
+      keys: the effective configuration, see `settings.configure`; RoPE's base is taken from it.
       positions: length of the sequences that the fit averages over.
-      theta: RoPE's base.
 
     Returns:
       MaxText's leaf path to its whole value, in the leaf's own shape, order and dtype; empty where the table names no
@@ -41,11 +44,13 @@ def fitted_scales(source: Source, *, positions: int = POSITIONS, theta: float = 
 
     Raises:
       SourceError: the scales cannot be read.
+      MappingError: the table does not name RoPE's base.
     """
     match = source.match
     rule = match.table.fidelity
     if rule is None:
         return {}
+    theta = source_arithmetic(match.table, keys).rope_theta
     result: dict[str, np.ndarray] = {}
     rows = {(row.source_place, row.row.axlearn[0]): row for row in match.rows}
     for place in dict.fromkeys(row.source_place for row in match.rows if row.source_place):

@@ -94,6 +94,8 @@ def print_totals(plan: Plan, console: Console) -> None:
         )),
         ("memory", f"{format_size(totals.memory)} for blocks in flight, of {format_size(plan.options.max_memory)}"),
     ]  # fmt: skip
+    if plan.settings:
+        rows.append(("set", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
     rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
     if plan.others:
         rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
@@ -138,8 +140,26 @@ def print_result(result: "Result", console: Console) -> None:
     for line in fidelity_lines(result.mismatches, tied=not plan.options.untie, qk_norm=plan.options.qk_norm):
         console.print(line, soft_wrap=True)
     console.print()
-    console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
+    _print_commands(result, console)
+
+
+def _print_commands(result: "Result", console: Console) -> None:
+    """What to paste. The exact command comes first; a command that trains on random data is none."""
+    if result.command == result.stock_command:
+        console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
+    else:
+        console.print("To go on in MaxText exactly, with ax2mt installed beside it (docs/maxtext.md):")
     console.print(result.command, soft_wrap=True)
+    if result.command != result.stock_command:
+        console.print()
+        console.print("In stock MaxText, which is not exact with these weights:")
+        console.print(result.stock_command, soft_wrap=True)
+    console.print()
+    console.print(
+        "Replace the words in capitals: MaxText refuses DATASET_TYPE and TOKENIZER_TYPE as they stand, since its own "
+        "defaults are random data and Llama 2's tokenizer.",
+        soft_wrap=True,
+    )
 
 
 def _work_text(result: "Result") -> str:
@@ -244,6 +264,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         ignored_entries=list(plan.others),
         notes=list(plan.notes),
         config=dict(plan.config),
+        settings=dict(plan.settings),
+        jobs=plan.jobs,
     )
 
 
@@ -266,6 +288,7 @@ def result_document(result: "Result") -> dict[str, Any]:
             ],
         },
         "command": result.command,
+        "stock_command": result.stock_command,
     }
 
 

@@ -44,6 +44,8 @@ _PLAN: dict[str, Any] = {
     "ignored_entries": _TEXTS,
     "notes": _TEXTS,
     "config": {"type": "object"},
+    "settings": {"type": "object"},
+    "jobs": _COUNT,
 }  # fmt: skip
 _CAST = _object(dtype=_TEXT, max_absolute_error=_NUMBER, max_relative_error=_NUMBER, overflows=_COUNT)
 _ROWS = _list(
@@ -89,7 +91,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             exact_attention={"type": "boolean"}, exact_logits={"type": "boolean"}, qk_norm={"enum": ["plain", "fit"]},
             qk_norm_pairs=_list(layer=_COUNT, product=_MISMATCH, query=_MISMATCH, key=_MISMATCH),
         ),
-        command=_TEXT,
+        command=_TEXT, stock_command=_TEXT,
     ),
     "mappings show": _object(
         schema_version=_VERSION, **_MAPPING,

@@ -1,17 +1,20 @@
 """What a model computes from its weights: every point in which AXLearn's Envy and MaxText's can differ."""
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from converter.errors import SourceError, UsageError
+from converter.maxtext import parse_config
+from converter.settings import Arithmetic, parse_setting
 
 INTERLEAVED = "interleaved"
 HALVES = "halves"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
     """A model's arithmetic; see docs/exactness.md.
 
@@ -30,22 +33,41 @@ class Semantics:
       theta: RoPE's base.
     """
 
-    query_order: str = INTERLEAVED
-    key_order: str = INTERLEAVED
-    scale_order: str = INTERLEAVED
-    norm_after_rope: bool = True
-    top_k: int = 2
-    renormalise: bool = True
-    share_epsilon: float = 1e-9
-    tied: bool = True
-    round_table: bool = False
-    normalize_logits: bool = False
-    epsilon: float = 1e-5
-    theta: float = 5e5
+    query_order: str
+    key_order: str
+    scale_order: str
+    norm_after_rope: bool
+    top_k: int
+    renormalise: bool
+    share_epsilon: float
+    tied: bool
+    round_table: bool
+    normalize_logits: bool
+    epsilon: float
+    theta: float
 
 
-AXLEARN = Semantics()
-"""AXLearn's Envy (axlearn/common/attention.py, mixture_of_experts.py)."""
+def axlearn_semantics(arithmetic: Arithmetic) -> Semantics:
+    """What AXLearn's Envy computes (axlearn/common/attention.py, mixture_of_experts.py).
+
+    Args:
+      arithmetic: the constants that no tensor shows, see `settings.source_arithmetic`.
+    """
+    return Semantics(
+        query_order=INTERLEAVED,
+        key_order=INTERLEAVED,
+        scale_order=INTERLEAVED,
+        norm_after_rope=True,
+        top_k=arithmetic.experts_per_token,
+        renormalise=True,
+        share_epsilon=arithmetic.share_epsilon,
+        tied=True,
+        round_table=False,
+        normalize_logits=False,
+        epsilon=arithmetic.norm_epsilon,
+        theta=arithmetic.rope_theta,
+    )
+
 
 STOCK_KEYS: Mapping[str, Any] = {
     "decoder_block": "envy",
@@ -58,17 +80,6 @@ STOCK_KEYS: Mapping[str, Any] = {
     "capacity_factor": -1.0,
 }
 """The keys we understand, with the values that MaxText 0.2.5 takes where a configuration does not have them."""
-
-CONVERTED_KEYS: Mapping[str, Any] = {
-    "decoder_block": "envy",
-    "normalize_embedding_logits": False,
-    "num_experts_per_tok": 2,
-    "normalization_layer_epsilon": 1e-5,
-    "rope_max_timescale": 500000,
-    "use_qk_norm": True,
-    "capacity_factor": -1.0,
-}
-"""What a conversion of Envy writes; taken where a checkpoint has no configuration beside it."""
 
 
 def maxtext_semantics(config: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool) -> Semantics:
@@ -97,6 +108,7 @@ def maxtext_semantics(config: Mapping[str, Any], *, norm_after_rope: bool, has_u
         scale_order=HALVES,
         norm_after_rope=norm_after_rope,
         top_k=int(keys["num_experts_per_tok"]),
+        renormalise=True,
         share_epsilon=0.0,
         tied=tied,
         round_table=tied,
@@ -106,48 +118,58 @@ def maxtext_semantics(config: Mapping[str, Any], *, norm_after_rope: bool, has_u
     )
 
 
-def read_config(file: str | None, settings: list[str], *, has_unembedding: bool) -> dict[str, Any]:
+def check_semantics(semantics: Semantics, experts: int) -> None:
+    """Refuses an arithmetic that no model has.
+
+    Args:
+      semantics: what is to be computed.
+      experts: experts of the checkpoint's layers; 0 where it has none.
+
+    Raises:
+      UsageError: naming the key of MaxText's configuration.
+    """
+    if experts and not 1 <= semantics.top_k <= experts:
+        raise UsageError(f"num_experts_per_tok is {semantics.top_k}; expected 1 to {experts}, the checkpoint's experts")
+    for key, value in (
+        ("normalization_layer_epsilon", semantics.epsilon),
+        ("rope_max_timescale", semantics.theta),
+    ):
+        if not 0 < value < math.inf:
+            raise UsageError(f"{key} is {value:g}; expected a number above 0")
+
+
+def read_config(
+    file: str | None, settings: Sequence[str], converted: Mapping[str, Any], *, has_unembedding: bool
+) -> dict[str, Any]:
     """The keys of a MaxText configuration that matter here.
 
     Args:
-      file: the yml beside the checkpoint; None where there is none: then the values that a conversion writes.
+      file: the yml beside the checkpoint; None where there is none.
       settings: `KEY=VALUE` changes, to ask "what if".
+      converted: what a conversion writes; taken where there is no file.
       has_unembedding: the checkpoint has an output projection.
 
     Raises:
       SourceError: the file cannot be read.
       UsageError: a setting has another form, or a key that does not matter for logits.
     """
-    import yaml
-
-    config = {**CONVERTED_KEYS, "logits_via_embedding": not has_unembedding} if file is None else _load(file)
+    config = {**converted, "logits_via_embedding": not has_unembedding} if file is None else _load(file)
     for setting in settings:
-        key, mark, text = setting.partition("=")
+        key, mark, _ = setting.partition("=")
         if not mark or key not in STOCK_KEYS:
             raise UsageError(f"--set {setting}: expected KEY=VALUE with one of the keys {', '.join(STOCK_KEYS)}")
-        value = yaml.safe_load(text)
-        kind = type(STOCK_KEYS[key])
-        if kind in (int, float) and not isinstance(value, bool):
-            try:
-                value = kind(float(text))
-            except (ValueError, OverflowError):
-                raise UsageError(f"--set {setting}: expected a number") from None
-        if type(value) is not kind:
-            raise UsageError(f"--set {setting}: expected a value like {STOCK_KEYS[key]!r}")
-        config[key] = value
+        config[key] = parse_setting(setting, STOCK_KEYS[key])
     return config
 
 
 def _load(file: str) -> dict[str, Any]:
-    import yaml
-
     try:
-        with open(file, encoding="utf-8") as stream:
-            content = yaml.safe_load(stream)
+        with open(file, "rb") as stream:
+            content = parse_config(stream.read())
     except OSError as error:
         raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SourceError(f"{file}: no valid YAML: {str(error).splitlines()[0]}") from None
+    except ValueError as error:
+        raise SourceError(f"{file}: no valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise SourceError(f"{os.path.abspath(file)}: expected a mapping of keys to values")
     found = {key: content[key] for key in STOCK_KEYS if key in content}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from converter.axlearn import Checkpoint, read_arrays
 from converter.checkpoint_kind import check_source
-from converter.errors import SourceError
+from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
 from converter.mapping import MappingTable
 from converter.mapping_file import load_bundled, load_mapping
@@ -58,7 +58,7 @@ def open_source(
     Raises:
       SourceError: not a local path, no committed step, or damaged metadata, or chunk files missing or of an impossible
         size.
-      MappingError: the named table, or every bundled one, does not fit.
+      MappingError: the named table, or every bundled one, does not fit, or does not know a tensor's dtype.
     """
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
@@ -73,6 +73,7 @@ def open_source(
         match = match_table(tables[0], shapes, options=options)
     used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
     arrays = read_arrays(checkpoint, used)
+    _check_dtypes(match, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
 
@@ -89,6 +90,27 @@ def _check_entries(checkpoint: Checkpoint, tables: Sequence[MappingTable]) -> No
         raise SourceError(problems[0])
     if problems:
         raise SourceError(f"{checkpoint.directory}: {len(problems)} index entries cannot be read", shorten(problems))
+
+
+def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
+    """Refuses values that are not weights as they stand.
+
+    Raises:
+      MappingError: a tensor has a dtype that its row does not name.
+    """
+    wrong = {
+        path: f"{path}: {arrays[path].dtype}, expected {' or '.join(row.row.dtypes)}"
+        for row in match.rows
+        for path in row.sources
+        if arrays[path].dtype not in row.row.dtypes
+    }
+    if wrong:
+        first = next(iter(wrong))
+        raise MappingError(
+            f"mapping '{match.table.name}': {first} is {arrays[first].dtype}, which holds no weights without scales; a "
+            "table of your own can name the dtypes of a row (dtypes = [...])",
+            shorten(list(wrong.values())),
+        )
 
 
 def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:

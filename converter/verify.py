@@ -15,7 +15,7 @@ import tensorstore as ts
 
 from converter.checkpoint_kind import check_pair
 from converter.diagnosis import Diagnostician
-from converter.digest import METADATA_KEY
+from converter.digest import recorded_qk_norm, recorded_settings
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
 from converter.matching import match_table
@@ -24,6 +24,7 @@ from converter.memory import peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY, Options, Plan, make_plan
 from converter.progress import Progress
 from converter.qk_norm import fitted_scales
+from converter.settings import configure
 from converter.source import Source, open_source
 from converter.verification import CastReport, Finding, Verification
 from converter.verify_metadata import config_findings, metadata_findings
@@ -72,8 +73,10 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     target = open_target(request.destination)
     source, untie = _open_source(request, target)
-    plan = make_plan(source, Options(untie=untie, max_memory=request.max_memory, rewrite=True))
-    fitted, fit_notes = _fitted(source, target)
+    configuration = configure(source.match, recorded=recorded_settings(target.custom))
+    options = Options(untie=untie, max_memory=request.max_memory, rewrite=True)
+    plan = make_plan(source, options, configuration, jobs=request.jobs)
+    fitted, fit_notes = _fitted(source, target, plan.config)
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     coverage = _open_leaves(plan, target, request.dtype, context)
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
@@ -85,7 +88,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     doctor = Diagnostician(plan, coverage.arrays, request.max_memory, context)
     findings = [*coverage.findings, *_value_findings(values, doctor)]
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
-    config, config_notes = config_findings(target, plan.config)
+    config, config_notes = config_findings(target, plan.config, source.match.table)
     findings += config
     if not any(finding.check == "metadata" for finding in findings):
         shapes = {path: array.shape for path, array in coverage.arrays.items()}
@@ -119,12 +122,13 @@ def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
     return source, "untie" in options
 
 
-def _fitted(source: Source, target: Target) -> tuple[Mapping[str, np.ndarray], tuple[str, ...]]:
+def _fitted(
+    source: Source, target: Target, keys: Mapping[str, Any]
+) -> tuple[Mapping[str, np.ndarray], tuple[str, ...]]:
     """The leaves that the checkpoint says it has fitted values for, made anew from the source; and a note on it."""
-    entry = target.custom.get(METADATA_KEY)
-    if not isinstance(entry, dict) or entry.get("qk_norm") != "fit":
+    if recorded_qk_norm(target.custom) != "fit":
         return {}, ()
-    fitted = fitted_scales(source)
+    fitted = fitted_scales(source, keys)
     note = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
     return fitted, (note,)
 

@@ -1,25 +1,35 @@
 """Holds a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
 
 import math
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
 from converter.checkpoint_kind import check_alone
-from converter.digest import NO_DIGEST, check_receipt, chunk_digest, read_receipt, read_records, stored_record
+from converter.digest import (
+    NO_DIGEST,
+    check_receipt,
+    chunk_digest,
+    file_digest,
+    read_receipt,
+    read_records,
+    stored_record,
+)
 from converter.errors import DestinationError, UsageError, VerificationError, reason
 from converter.litter import find_litter, has_litter_in
 from converter.location import locate
-from converter.maxtext_reader import Target, TargetArray, open_target, orbax_problems
+from converter.maxtext import CONFIG_NAME
+from converter.maxtext_reader import CUSTOM_METADATA, Target, TargetArray, open_target, orbax_problems
 from converter.memory import ByteBudget, peak_resident, reuse_freed_memory
 from converter.plan import DEFAULT_MEMORY
 from converter.progress import Progress
 from converter.verification import Finding, Verification, run_units
-from converter.verify_metadata import metadata_findings
+from converter.verify_metadata import edit_findings, metadata_findings
 
 CHUNK_COPIES = 4
 """Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
@@ -52,16 +62,18 @@ def verify_digests(
     receipt, _ = read_receipt(target.root)
     if records is None and receipt is None:
         raise VerificationError(f"{target.root}: holds no digests of ax2mt; give the source too: verify SRC DST")
-    run = _Run(target, records or {}, progress, max_memory)
+    run = _Run(target, records, progress, max_memory)
     try:
         run.decode(jobs)
     finally:
         progress.close()
     findings = run.findings()
-    findings += [Finding("receipt", path, text) for path, text in check_receipt(target.root)]
-    findings += metadata_findings(target, None)
+    edits, notes = _configuration(target.root, receipt)
+    apart = CONFIG_NAME if edits or notes else ""
+    receipts = [Finding("receipt", path, text) for path, text in check_receipt(target.root, apart=apart)]
+    findings += [*receipts, *edits, *metadata_findings(target, None)]
     if records is None:
-        findings.append(Finding("metadata", "_CHECKPOINT_METADATA", "the digests are gone or damaged"))
+        findings = _lost_digests(target, findings)
     if not findings:
         shapes = {array.path: array.shape for array in run.arrays.values()}
         findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
@@ -76,17 +88,43 @@ def verify_digests(
         compared_bytes=sum(array.elements * array.item_size for array in arrays),
         sample=None,
         findings=tuple(findings),
-        notes=run.notes(),
+        notes=(*run.notes(), *notes),
         cast=None,
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
+def _configuration(root: str, receipt: Mapping[str, Any] | None) -> tuple[list[Finding], list[str]]:
+    """What was changed in maxtext.yml, key by key; nothing where it was not, or where the receipt has no keys of it."""
+    recorded = (receipt or {}).get("config")
+    if receipt is None or not isinstance(recorded, dict):
+        return [], []
+    try:
+        same = file_digest(os.path.join(root, CONFIG_NAME)) == receipt["files"].get(CONFIG_NAME)
+    except OSError:
+        return [], []  # the receipt's findings say so
+    return ([], []) if same else edit_findings(root, recorded)
+
+
+def _lost_digests(target: Target, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a checkpoint without digests: first that they are gone, which is the cause of others."""
+    file = os.path.join(target.step_directory, CUSTOM_METADATA)
+    place = os.path.relpath(file, target.root)
+    what = "is missing" if not os.path.lexists(file) else "is damaged, or was replaced: it holds no digests of ax2mt"
+    cause = (
+        f"{what}; chunks were decoded, but their values could not be checked: restore the file from a copy, or compare "
+        "with the source: verify SRC DST"
+    )
+    others = [entry for entry in findings if entry.place not in (place, CUSTOM_METADATA)]
+    return [Finding("metadata", place, cause), *others]
+
+
 class _Run:
-    def __init__(self, target: Target, records: dict[str, dict[str, Any]], progress: Progress, max_memory: int):
+    def __init__(self, target: Target, records: dict[str, dict[str, Any]] | None, progress: Progress, max_memory: int):
         self.target = target
-        self.records = records
+        self.has_records = records is not None
+        self.records = records or {}
         self.progress = progress
         self.budget = ByteBudget(max_memory)
         self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
@@ -139,6 +177,8 @@ class _Run:
         for key, chunks in self.digests.items():
             record = self.records.get(key)
             if key in self.broken:
+                continue
+            if record is None and not self.has_records:
                 continue
             if record is None:
                 result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))

@@ -1,18 +1,16 @@
 """What surrounds the arrays of a checkpoint: commit markers, custom metadata, and the MaxText configuration."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from converter.maxtext import CONFIG_NAME
+from converter.digest import is_recorded
+from converter.mapping import MODEL, TRAINING, MappingTable
+from converter.maxtext import CONFIG_NAME, parse_config, same_value, whole_config
 from converter.maxtext_reader import Target
+from converter.settings import training_keys
 from converter.verification import Finding
-
-FREE_KEYS = frozenset({
-    "normalization_layer_epsilon", "rope_max_timescale", "num_experts_per_tok", "normalize_embedding_logits",
-    "load_balance_loss_weight", "enable_dropout", "mlp_activations",
-})  # fmt: skip
-"""Keys that no tensor can contradict: another value is the user's choice (`convert --set`), and only noted."""
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -36,39 +34,94 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
     return findings
 
 
-def config_findings(target: Target, expected: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
+def config_findings(
+    target: Target, expected: Mapping[str, Any], table: MappingTable
+) -> tuple[list[Finding], list[str]]:
     """Holds maxtext.yml against the configuration that the weights need.
+
+    Args:
+      target: the checkpoint.
+      expected: the effective configuration of the source, with what is recorded as set.
+      table: the mapping table.
 
     Returns:
       Findings, and notes about keys whose value is the user's choice. A checkpoint that another program wrote has no
       maxtext.yml; that is a note.
     """
-    import yaml
+    found, problem = _read_config(target.root)
+    if found is None:
+        missing = f"{CONFIG_NAME}: not there, so the model configuration was not checked"
+        return ([_config_finding(problem)], []) if problem else ([], [missing])
+    open_keys = training_keys(table)
+    if not is_recorded(target.custom):  # what a user set then is not known
+        open_keys |= {rule.key for rule in table.config if rule.set}
+    whole = whole_config(expected)
+    required = {key: value for key, value in whole.items() if key not in open_keys}
+    choices = {key: value for key, value in whole.items() if key in open_keys}
+    return _compare(found, required, choices, "these weights need", "the mapping says")
 
-    path = os.path.join(target.root, CONFIG_NAME)
+
+def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
+    """Looks at what was changed in maxtext.yml since it was written.
+
+    Args:
+      root: the directory above the steps.
+      written: the receipt's record of the keys: those of the model under "model", of training under "training".
+
+    Returns:
+      Findings for changed keys of the model; notes for all else, as a file of one's own training keys is no damage.
+    """
+    found, problem = _read_config(root)
+    if found is None:
+        return [_config_finding(problem or "is missing")], []
+    required, choices = (written.get(kind) for kind in (MODEL, TRAINING))
+    findings, notes = _compare(
+        found,
+        required if isinstance(required, dict) else {},
+        choices if isinstance(choices, dict) else {},
+        "convert wrote",
+        "convert wrote",
+    )
+    return findings, notes or ([] if findings else [f"{CONFIG_NAME}: edited since convert; same values"])
+
+
+def _read_config(root: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The file's keys; or None and what is wrong, which is nothing where there is no file."""
     try:
-        with open(path, "rb") as file:
-            found = yaml.safe_load(file.read(MAX_CONFIG_BYTES))
+        with open(os.path.join(root, CONFIG_NAME), "rb") as file:
+            found = parse_config(file.read(MAX_CONFIG_BYTES))
     except FileNotFoundError:
-        return [], [f"{CONFIG_NAME}: not there, so the model configuration was not checked"]
+        return None, ""
     except OSError as error:
-        return [Finding("config", CONFIG_NAME, f"cannot be read: {error.strerror}")], []
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError):
-        return [Finding("config", CONFIG_NAME, "is no valid YAML")], []
-    if not isinstance(found, dict):
-        return [Finding("config", CONFIG_NAME, "is no list of keys and values")], []
+        return None, f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return None, f"is not valid YAML: {error}"
+    return (found, "") if isinstance(found, dict) else (None, "does not hold keys and values")
+
+
+def _compare(
+    found: Mapping[str, Any], required: Mapping[str, Any], choices: Mapping[str, Any], need: str, mild: str
+) -> tuple[list[Finding], list[str]]:
+    """Findings for required keys with another value, notes for choices with one and for keys of the user's own."""
     findings: list[Finding] = []
     notes: list[str] = []
-    for key, value in {"base_config": "base.yml", "model_name": "default", **expected}.items():
-        if key in found and type(found[key]) is type(value) and found[key] == value:
+    for key, value in {**required, **choices}.items():
+        if key in found and same_value(found[key], value):
             continue
         text = f"{key} is {_json(found[key])}" if key in found else f"{key} is missing"
-        text += f", these weights need {_json(value)}"
-        if key in FREE_KEYS and key in found:
-            notes.append(f"{CONFIG_NAME}: {text.replace('these weights need', 'the mapping says')}")
+        if key in choices:
+            notes.append(f"{CONFIG_NAME}: {text}, {mild} {_json(value)}")
         else:
-            findings.append(Finding("config", CONFIG_NAME, text, expected=_json(value), found=_json(found.get(key))))
+            finding = _config_finding(f"{text}, {need} {_json(value)}")
+            findings.append(dataclasses.replace(finding, expected=_json(value), found=_json(found.get(key))))
+    own = sorted(str(key) for key in found if key not in required and key not in choices)
+    if own:
+        notes.append(f"{CONFIG_NAME}: has keys that convert does not write: {', '.join(own)}")
     return findings, notes
+
+
+def _config_finding(text: str) -> Finding:
+    return Finding("config", CONFIG_NAME, text)
 
 
 def _place(line: str, target: Target) -> str:

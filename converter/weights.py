@@ -11,7 +11,8 @@ block. Names and their axes, H being the head dimension in the checkpoint's own 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from converter.array_view import StoredArray, View
 from converter.errors import SourceError
@@ -30,6 +31,7 @@ class Weights:
       layers: for each layer its tensors, by name.
       qk_norm: what the checkpoint says of its q/k norm scales: "plain", or "fit" where they were fitted.
       notes: what the user has to know about the choice of these tensors, one line each.
+      settings: keys of MaxText's configuration that the user set when the checkpoint was converted.
     """
 
     path: str
@@ -37,6 +39,7 @@ class Weights:
     layers: tuple[Mapping[str, View], ...]
     qk_norm: str = "plain"
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -46,6 +49,11 @@ class Weights:
     @property
     def vocabulary(self) -> int:
         return self.top["embedding"].shape[0]
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0 without any."""
+        return max((layer["gate"].shape[1] for layer in self.layers if "gate" in layer), default=0)
 
     @property
     def largest_block(self) -> int:

@@ -19,15 +19,18 @@ from converter.digest import (
     check_receipt,
     chunk_digest,
     file_digest,
+    is_recorded,
     metadata_entry,
     metadata_files,
     read_receipt,
     read_records,
+    recorded_qk_norm,
+    recorded_settings,
     stored_record,
     write_receipt,
 )
 
-ORIGIN = Origin("ax2mt 0.1", "/train/envy/step_00000100", 100, "envy", "ab" * 32, {"untie": True, "store": "files"})
+ORIGIN = Origin("ax2mt 0.1", "/train/envy/step_00000100", 100, "envy", "ab" * 32, {"untie": True}, {})
 
 
 def test_a_chunks_digest_by_the_letter() -> None:
@@ -63,8 +66,14 @@ RECORD = {"kind": "stored", "xxh3": "0" * 32, "chunks": 4}
 
 def test_records_travel_in_the_custom_metadata() -> None:
     records = {"params.a": RECORD, "params.b": stored_record({})}
-    entry = metadata_entry(records, qk_norm="fit")
-    assert entry["ax2mt"]["qk_norm"] == "fit"
+    entry = metadata_entry(records, qk_norm="fit", settings={"rope_max_timescale": 7})
+    assert recorded_qk_norm(entry) == "fit"
+    assert recorded_settings(entry) == {"rope_max_timescale": 7}
+    assert (recorded_qk_norm(None), recorded_settings({"ax2mt": []}), is_recorded({"ax2mt": {}})) == (
+        "plain",
+        {},
+        False,
+    )
     assert read_records(json.loads(json.dumps({"scan_layers": True, **entry}))) == records
 
 
@@ -121,7 +130,8 @@ def test_a_receipt_can_be_read_again(checkpoint: Path) -> None:
         "source": "/train/envy/step_00000100",
         "step": 100,
         "mapping": {"name": "envy", "digest": "ab" * 32},
-        "options": {"untie": True, "store": "files"},
+        "options": {"untie": True},
+        "config": {},
         "files": {name: file_digest(str(checkpoint / name)) for name in sorted(FILES | CHUNKED)},
     }
     assert check_receipt(str(checkpoint)) == []

@@ -12,8 +12,10 @@ import pytest
 from converter import envy_model
 from converter.axlearn_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
-from converter.logits import INTERPRETER, open_weights
-from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
+from converter.logits import INTERPRETER, open_model
+from converter.mapping_file import find_mapping
+from converter.semantics import Semantics, axlearn_semantics
+from converter.settings import converted_keys, source_arithmetic
 from converter.source import open_source
 from converter.tokens import Tokens, built_in
 from converter.weights import Weights
@@ -22,6 +24,9 @@ from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_che
 from tests.helpers.envy_float64 import reference_logits
 
 DATA = Path(__file__).parent / "data"
+ENVY = find_mapping("envy")
+CONVERTED = converted_keys(ENVY, {})
+AXLEARN = axlearn_semantics(source_arithmetic(ENVY, CONVERTED))
 
 
 def as_tokens(ids: np.ndarray) -> Tokens:
@@ -47,8 +52,7 @@ class Golden:
 @pytest.fixture(params=["micro-hybrid", "micro-hybrid-qkpair", "micro-hybrid-sharded", "envy-test", "envy-test-bf16"])
 def golden(request: pytest.FixtureRequest) -> Golden:
     folder = DATA / "axlearn" / request.param
-    weights, is_axlearn = open_weights(str(folder))
-    assert is_axlearn
+    weights = open_model(str(folder)).weights
     with np.load(folder / "logits.npz") as end, np.load(folder / "intermediates.npz") as inside:
         return Golden(weights, end["input_ids"], {**inside, "logits": end["logits"]})
 
@@ -107,24 +111,23 @@ def keep(seen: dict[str, np.ndarray]):
 @pytest.mark.parametrize("after", [True, False])
 def test_maxtext_logits(name, tied, after):
     golden = np.load(DATA / "maxtext" / name / "logits.npz")
-    weights, is_axlearn = open_weights(str(DATA / "maxtext" / name / ("scanned" if tied else "scanned-untied")))
-    assert not is_axlearn
-    config = read_config(None, [], has_unembedding=not tied)
-    semantics = maxtext_semantics(config, norm_after_rope=after, has_unembedding=not tied)
-    found = logits(weights, semantics, as_tokens(golden["input_ids"]))
+    place = DATA / "maxtext" / name / ("scanned" if tied else "scanned-untied")
+    model = open_model(str(place), norm_after_rope=after)
+    assert (model.kind, model.semantics.tied, model.semantics.norm_after_rope) == ("MaxText", tied, after)
+    found = logits(model.weights, model.semantics, as_tokens(golden["input_ids"]))
     wanted = golden[f"maxtext_{'norm_after_rope' if after else 'stock'}_{'tied' if tied else 'untied'}"]
     np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
 
 
 def test_long_sequence_against_float64():
-    weights, _ = open_weights(str(DATA / "axlearn" / "micro-hybrid"))
+    weights = open_model(str(DATA / "axlearn" / "micro-hybrid")).weights
     tokens = built_in(weights.vocabulary, 700)
     wanted = reference_logits(weights, tokens.ids[None])[0]
     np.testing.assert_allclose(logits(weights, AXLEARN, tokens), wanted, rtol=0, atol=1e-5)
 
 
 def test_pieces_do_not_change_the_result(monkeypatch):
-    weights, _ = open_weights(str(DATA / "axlearn" / "micro-hybrid"))
+    weights = open_model(str(DATA / "axlearn" / "micro-hybrid")).weights
     ids = built_in(weights.vocabulary, 70).ids
     tokens = Tokens(ids, ((0, 50), (50, 51), (51, 70)), "test")
     whole = logits(weights, AXLEARN, tokens)
@@ -136,7 +139,7 @@ def test_pieces_do_not_change_the_result(monkeypatch):
 
 
 def test_only_the_experts_of_the_tokens_are_read(monkeypatch):
-    weights, _ = open_weights(str(DATA / "axlearn" / "micro-hybrid"))
+    weights = open_model(str(DATA / "axlearn" / "micro-hybrid")).weights
     read: set[int] = set()
     genuine = envy_model._apply_experts
 
@@ -164,7 +167,7 @@ def test_the_budget_holds_for_long_sequences(cli: Cli, tmp_path: Path):
     tensors = envy_tensors(dimensions(64, 1, 8, 8, 64, 2048, 2048, 4, 32768))
     source = str(write_checkpoint(tmp_path / "step_00000100", tensors))
     ids = built_in(32768, 2500).ids
-    needed = working_memory(open_weights(source)[0], [Variant(AXLEARN)], len(ids)) + INTERPRETER
+    needed = working_memory(open_model(source).weights, [Variant(AXLEARN)], len(ids)) + INTERPRETER
     (tmp_path / "tokens.jsonl").write_text(json.dumps(ids.tolist()))
     arguments = "logits", source, "--tokens", tmp_path / "tokens.jsonl", "--json", "--max-memory"
     refused = cli(*arguments, needed - 1)

@@ -23,7 +23,7 @@ from converter.axes import Expression, ExpressionError
 from converter.bundled import table_path
 from converter.cli import run as run_cli
 from converter.errors import UsageError, VerificationError
-from converter.maxtext import override_config
+from converter.settings import override_config
 from converter.zarr2 import open_spec, read_array
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import DOCUMENTED

@@ -77,7 +77,7 @@ def test_the_configuration_beside_the_checkpoint_is_used(tmp_path):
 @pytest.mark.parametrize("setting", ["top_k=1", "num_experts_per_tok", "num_experts_per_tok=two", "use_qk_norm=3"])
 def test_settings_are_checked(setting):
     with pytest.raises(UsageError, match="--set"):
-        read_config(None, [setting], has_unembedding=False)
+        read_config(None, [setting], {}, has_unembedding=False)
 
 
 def test_the_built_in_tokens_are_fixed_and_long():
@@ -124,7 +124,12 @@ def test_npz_token_files_are_checked(tmp_path):
     ("arguments", "code", "message"),
     [
         ([SOURCE, "--out", "x.txt"], 2, "ends in .npz or .jsonl"),
-        ([SOURCE, "--set", "num_experts_per_tok=1"], 2, "is an AXLearn checkpoint"),
+        ([SOURCE, "--norm-after-rope"], 2, "is an AXLearn checkpoint"),
+        ([SOURCE, "--set", "num_experts_per_tok=5"], 2, "expected at most 4, the checkpoint's experts"),
+        ([SOURCE, "--set", "vocab_size=9"], 2, "contradicts the checkpoint's tensors, which have vocab_size=64"),
+        ([CONVERTED, "--set", "num_experts_per_tok=5"], 2, "expected 1 to 4, the checkpoint's experts"),
+        ([CONVERTED, "--set", "rope_max_timescale=0"], 2, "expected a number above 0"),
+        ([CONVERTED, "--set", "normalization_layer_epsilon=-1e-5"], 2, "expected a number above 0"),
         ([CONVERTED, "--step", "1"], 2, "is a MaxText checkpoint"),
         ([CONVERTED, "--set", "logits_via_embedding=false"], 2, "no decoder/logits_dense/kernel"),
         ([SOURCE, "--max-memory", "100MiB"], 2, "is too small"),

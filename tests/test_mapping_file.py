@@ -85,7 +85,7 @@ def test_a_valid_table() -> None:
         (
             '{ size = "mlp" }',
             '{ siz = "mlp" }',
-            ["t.toml:23: width must be a value or one rule of size, has, unless, layout; found {'siz': 'mlp'}"],
+            ["t.toml:23: width must be a value or one rule of size, has, unless, layout, value; found {'siz': 'mlp'}"],
         ),
         ('reason = "state"', "", ["t.toml:19: [drop] lacks 'reason', a text"]),
         ('reason = "state"', "reason = 7", ["t.toml:21: reason must be a text, found 7"]),

@@ -12,6 +12,7 @@ from converter.plan import COPIERS, JOBS, PASS_MEMORY, Options, make_plan
 from converter.source import open_source
 from tests.conftest import AXLEARN, DATA
 from tests.helpers.axlearn_checkpoint import PUBLISHED, envy_shapes, write_metadata
+from tests.helpers.conversion import run as convert
 
 COUNTS = {
     "envy-switch-base": 22_077_958_656,
@@ -102,3 +103,13 @@ def test_the_memory_in_flight_is_that_of_every_thread() -> None:
     assert made.totals.memory == sum(rewrites[-JOBS:]) + COPIERS * PASS_MEMORY
     only_rewrites = make_plan(open_source(str(AXLEARN / "micro-hybrid")), Options(rewrite=True))
     assert only_rewrites.totals.memory == sum(sorted(task.memory for task in only_rewrites.tasks)[-JOBS:])
+
+
+@pytest.mark.parametrize("jobs", [1, 8, 64])
+def test_the_memory_counts_the_jobs(jobs: int, tmp_path: Path) -> None:
+    result = convert(AXLEARN / "micro-hybrid", tmp_path / "out", jobs=jobs)
+    made = make_plan(open_source(str(AXLEARN / "micro-hybrid")), Options(), jobs=jobs)
+    assert made.totals == result.plan.totals
+    assert 0 < result.written.peak_in_flight <= made.totals.memory
+    units = sorted(task.memory for task in made.tasks for _ in range(task.units))
+    assert made.totals.memory == sum(units[-jobs:]) + COPIERS * PASS_MEMORY
