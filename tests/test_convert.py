@@ -127,7 +127,7 @@ def test_random_models_and_shardings(seed: int, tmp_path: Path, newest_orbax: Re
         "head_dim": 2 * int(random.integers(1, 6)),
         "mlp": int(random.integers(1, 30)),
         "moe_mlp": int(random.integers(1, 30)),
-        "experts": int(random.integers(1, 9)),
+        "experts": int(random.integers(2, 9)),
         "vocab": int(random.integers(1, 40)),
     }
     dims["heads"] = dims["kv_heads"] * int(random.integers(1, 4))
