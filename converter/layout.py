@@ -45,14 +45,14 @@ class Row:
 def print_rows(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Prints a table; in columns where it fits, or where the output is no terminal and has no width."""
     rows = [Row(tuple(column.name for column in columns), heading=True), *rows]
-    lines = [_wide_cells(row, columns) for row in rows]
-    widths = [max(cell_len(line[number]) for line in lines) for number in range(len(columns))]
+    table = [_wide_cells(row, columns) for row in rows]
+    widths = [max(cell_len(cells[number]) for cells in table) for number in range(len(columns))]
     if console.is_terminal and sum(widths) + len(GAP) * (len(widths) - 1) > console.width:
         texts = [(row, text) for row in rows for text in _narrow(row, columns, console.width)]
     else:
-        texts = [(row, _wide(line, columns, widths)) for row, line in zip(rows, lines, strict=True)]
-    for row, text in texts:
-        console.print(Text(text, style="bold" if row.heading else ""), soft_wrap=True)
+        texts = [(row, _wide(cells, columns, widths)) for row, cells in zip(rows, table, strict=True)]
+    lines = [Text(text, style="bold" if row.heading else "") for row, text in texts]
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _wide_cells(row: Row, columns: Sequence[Column]) -> list[str]:
