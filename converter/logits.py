@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from converter.axlearn_weights import axlearn_weights
+from converter.checkpoint_weights import axlearn_weights, fitting_table, maxtext_weights
+from converter.digest import METADATA_KEY
 from converter.envy_model import Variant, run, working_memory
-from converter.errors import DestinationError, UsageError
-from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
+from converter.errors import DestinationError, SourceError, UsageError, VerificationError
+from converter.mapping_file import load_bundled, load_mapping
+from converter.maxtext import CONFIG_NAME
+from converter.maxtext_reader import Target, has_maxtext_items, open_target
 from converter.memory import format_size, peak_resident
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
 from converter.source import open_source
@@ -73,18 +76,31 @@ class LogitsResult:
     peak_memory: int
 
 
-def open_weights(path: str, *, step: int | None = None, mapping: str | None = None) -> tuple[Weights, bool]:
-    """Opens a checkpoint of either kind, and tells whether it is AXLearn's.
+def open_weights(path: str, *, step: int | None = None, mapping: str | None = None) -> tuple[Weights, Target | None]:
+    """Opens a checkpoint of either kind.
+
+    Returns:
+      Its weights, and what MaxText's metadata says; None for an AXLearn checkpoint.
 
     Raises:
-      UsageError: `--step` or `--mapping` was given for a MaxText checkpoint.
+      UsageError: `--step` was given for a MaxText checkpoint.
+      MappingError: no table fits it.
       SourceError: it is neither, or damaged.
     """
-    if maxtext_items(os.path.expanduser(path)) is not None:
-        if step is not None or mapping is not None:
-            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
-        return maxtext_weights(path), False
-    return axlearn_weights(open_source(path, step=step, mapping=mapping)), True
+    if not has_maxtext_items(path):
+        return axlearn_weights(open_source(path, step=step, mapping=mapping)), None
+    if step is not None:
+        raise UsageError(
+            f"{path} is a MaxText checkpoint; --step is for AXLearn checkpoints, name the step's directory"
+        )
+    try:
+        target = open_target(path)
+    except VerificationError as error:
+        raise SourceError(error.message, error.details) from None
+    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    entry = target.custom.get(METADATA_KEY)
+    qk_norm = "fit" if isinstance(entry, dict) and entry.get("qk_norm") == "fit" else "plain"
+    return maxtext_weights(target, fitting_table(tables, target), qk_norm=qk_norm), target
 
 
 def open_model(
@@ -100,7 +116,7 @@ def open_model(
     Args:
       path: an AXLearn step or trainer directory, or a MaxText checkpoint.
       step: the wanted AXLearn step.
-      mapping: a user's own table, for AXLearn.
+      mapping: a user's own table.
       settings: `KEY=VALUE` changes of the MaxText configuration.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
 
@@ -108,15 +124,16 @@ def open_model(
       UsageError: MaxText's options were given for an AXLearn checkpoint, or the other way round.
       SourceError: the checkpoint is damaged or is none.
     """
-    weights, is_axlearn = open_weights(path, step=step, mapping=mapping)
-    if is_axlearn:
+    weights, target = open_weights(path, step=step, mapping=mapping)
+    if target is None:
         if settings or norm_after_rope:
             raise UsageError(
                 f"{path} is an AXLearn checkpoint; --set and --norm-after-rope are for MaxText checkpoints"
             )
         return Model(weights, AXLEARN, "AXLearn", "AXLearn's Envy")
     has_unembedding = "unembedding" in weights.top
-    file = config_file(path)
+    beside = os.path.join(target.root, CONFIG_NAME)
+    file = beside if os.path.isfile(beside) else None
     config = read_config(file, list(settings), has_unembedding=has_unembedding)
     semantics = maxtext_semantics(config, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
     origin = file or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"

@@ -19,6 +19,7 @@ from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.logits_metrics import Bucket, Difference, Distance, exceeded
 from converter.memory import peak_resident
+from converter.roles import KEY_SCALE, QUERY_SCALE
 from converter.tokens import Tokens
 from converter.weights import Weights
 
@@ -204,8 +205,10 @@ def compare(
 def weight_mismatches(source: Weights, destination: Weights) -> tuple[PairMismatch, ...]:
     """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them."""
     result: list[PairMismatch] = []
+    names = QUERY_SCALE, KEY_SCALE
     for number, (own, other) in enumerate(zip(source.layers, destination.layers, strict=True)):
-        names = "query_scale", "key_scale"
+        if not all(name in layer for name in names for layer in (own, other)):
+            continue
         written = (_pairs_side_by_side(other[name].read()) for name in names)
         result.append(scale_mismatches(number, *(own[name].read() for name in names), *written))
     return tuple(result)

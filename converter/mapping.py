@@ -23,13 +23,14 @@ class LayerLayout:
 
     Attributes:
       name: such as `scanned`.
-      path: below the tree's prefix; `{block}` is the layer's number within the cycle.
-      axis: the dimension of every layer tensor that holds the repeats of the cycle.
+      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model.
+      axis: the dimension of every layer tensor that holds the repeats of the cycle; None where each layer has its own
+        place.
     """
 
     name: str
     path: str
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class TreeLayout:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Kinds of layers that exclude each other.
+    """Kinds of layers that exclude each other: each layer has one of them, or where there is only one kind, perhaps it.
 
     Attributes:
       name: for messages.
@@ -72,6 +73,7 @@ class TensorRow:
       note: why, for the report.
       when: the kind of layer that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      roles: what each target is in the model, see `roles`; empty where the table does not say.
       line: line of the row in its file.
     """
 
@@ -82,6 +84,7 @@ class TensorRow:
     note: str
     when: str
     option: str
+    roles: tuple[str, ...]
     line: int
 
     @property
@@ -123,14 +126,6 @@ class ConfigRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Fidelity:
-    """Tensors whose values decide whether MaxText can compute the same function: the q/k norm scales of a layer."""
-
-    query_scale: str
-    key_scale: str
-
-
-@dataclass(frozen=True, slots=True)
 class PublishedModel:
     """A size of the family that was published: kinds of its layers and the size of each axis."""
 
@@ -160,5 +155,4 @@ class MappingTable:
     rows: tuple[TensorRow, ...]
     drops: tuple[DropRow, ...]
     config: tuple[ConfigRule, ...]
-    fidelity: Fidelity | None
     models: tuple[PublishedModel, ...]

@@ -16,7 +16,6 @@ from converter.mapping_rows import (
     read_choice,
     read_config,
     read_drop,
-    read_fidelity,
     read_model,
     read_tensor,
     read_tree,
@@ -96,7 +95,6 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     drops = _each(read_drop, top.subtables("drop"))
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
-    fidelity = _guarded(read_fidelity, top.subtable("fidelity"))
     name, title = top.text("name"), top.text("title", required=False)
     top.no_more()
     if not rows and not toml.problems:
@@ -114,7 +112,6 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         rows=rows,
         drops=drops,
         config=config or (),
-        fidelity=fidelity,
         models=models,
     )
 

@@ -9,13 +9,13 @@ from converter.mapping import (
     Choice,
     ConfigRule,
     DropRow,
-    Fidelity,
     LayerLayout,
     PublishedModel,
     TensorRow,
     TreeLayout,
 )
-from converter.mapping_toml import Section
+from converter.mapping_toml import Section, suggestion
+from converter.roles import RANKS, TOP
 
 MAX_EXPRESSION = 1000
 """Characters of an axis expression."""
@@ -31,13 +31,15 @@ def read_tree(section: Section) -> TreeLayout:
         _target_path(section, prefix, "prefix")
     layers: list[LayerLayout] = []
     for name, value in section.take("layers", dict, "a table of layer layouts", {}).items():
-        if not isinstance(value, dict) or set(value) != {"path", "axis"}:
+        if not isinstance(value, dict) or not {"path"} <= set(value) <= {"path", "axis"}:
             section.fail(f"layers.{name} must be {{ path = ..., axis = ... }}", "layers")
-        path, axis = value["path"], value["axis"]
-        if not isinstance(path, str) or type(axis) is not int or not 0 <= axis <= 8:
+        path, axis = value["path"], value.get("axis")
+        if not isinstance(path, str) or not (axis is None or (type(axis) is int and 0 <= axis <= 8)):
             section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
         fields = set(re.findall(r"\{(\w*)\}", path))
-        if not fields <= {"block"}:
+        if axis is None and fields != {"layer"}:
+            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must stand in {path!r}", "layers")
+        if axis is not None and not fields <= {"block"}:
             section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
         if section.name == "maxtext":
             _target_path(section, path.strip("/"), "layers")
@@ -50,8 +52,8 @@ def read_choice(section: Section) -> Choice:
     """[[choice]]: the kinds of layer, each with the parameter that shows it."""
     name = section.text("name")
     markers = {key: section.text(key) for key in list(section.values)}
-    if len(markers) < 2:
-        section.fail(f"choice {name!r} needs at least two kinds")
+    if not markers:
+        section.fail(f"choice {name!r} has no kinds; expected one or more, each with the tensor that shows it")
     return Choice(name, markers)
 
 
@@ -81,17 +83,29 @@ def read_tensor(section: Section) -> TensorRow:
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
     if optional["when"] and True not in in_layer:
         section.fail("'when' needs a row of a layer", "when")
-    return TensorRow(axlearn, maxtext, expression, line=line, **optional)
+    roles = _roles(section, maxtext, in_layer=True in in_layer)
+    return TensorRow(axlearn, maxtext, expression, roles=roles, line=line, **optional)
+
+
+def _roles(section: Section, targets: tuple[str, ...], *, in_layer: bool) -> tuple[str, ...]:
+    """The roles of a row's targets: one for each, or none at all."""
+    if "role" not in section.values:
+        return ()
+    roles = section.texts("role")
+    if len(roles) != len(targets):
+        section.fail(f"{len(roles)} roles for {len(targets)} MaxText tensors; expected one for each", "role")
+    for role in roles:
+        if role not in RANKS:
+            section.fail(f"unknown role {role!r}{suggestion(role, RANKS)}", "role")
+        if (role in TOP) == in_layer:
+            place = "outside of the layers" if role in TOP else "in a layer"
+            section.fail(f"role {role!r} belongs to a tensor {place}", "role")
+    return roles
 
 
 def read_drop(section: Section) -> DropRow:
     """[[drop]]: what is left behind."""
     return DropRow(section.text("axlearn"), section.text("reason"))
-
-
-def read_fidelity(section: Section) -> Fidelity:
-    """[fidelity]: where the q/k norm scales are."""
-    return Fidelity(section.text("query_scale"), section.text("key_scale"))
 
 
 def read_model(section: Section) -> PublishedModel:

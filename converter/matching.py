@@ -69,6 +69,18 @@ class Match:
     options: frozenset[str]
     target_layout: str
 
+    def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
+        """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
+        found: dict[str, dict[str, MatchedRow]] = {}
+        for row in self.rows:
+            for role in row.row.roles:
+                found.setdefault(row.source_place, {})[role] = row
+        return {
+            place: tuple(rows[role] for role in roles)
+            for place, rows in found.items()
+            if all(role in rows for role in roles)
+        }
+
 
 def match_table(
     table: MappingTable, shapes: Mapping[str, Shape], *, options: Collection[str] = (), target_layout: str = "scanned"
@@ -168,7 +180,10 @@ class _Matcher:
         layouts = {layout.name: layout for layout in self.table.maxtext.layers}
         if layouts and self.target_layout not in layouts:
             self.problems.append(f"the table has no target layout '{self.target_layout}' ({', '.join(layouts)})")
-        return layouts.get(self.target_layout)
+        layout = layouts.get(self.target_layout)
+        if layout is not None and layout.axis is None:
+            self.problems.append(f"the target layout '{layout.name}' has no axis of layers; it can only be read")
+        return layout
 
     def _found_blocks(self, layout: LayerLayout) -> set[int]:
         text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
@@ -192,7 +207,7 @@ class _Matcher:
         kinds: set[str] = set()
         for choice in self.table.choices:
             found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
-            if len(found) != 1:
+            if len(found) != 1 and len(choice.markers) > 1:
                 expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
                 self.problems.append(
                     f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"

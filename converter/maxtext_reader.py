@@ -175,6 +175,15 @@ def find_items(path: str) -> str:
     raise VerificationError(f"{path}: no MaxText checkpoint here; expected <step>/items/_METADATA")
 
 
+def has_maxtext_items(path: str) -> bool:
+    """Whether a path means a MaxText checkpoint, by the rules of `find_items`."""
+    try:
+        find_items(path)
+    except VerificationError:
+        return False
+    return True
+
+
 def open_target(path: str) -> Target:
     """Reads the metadata of a checkpoint; see `find_items` for the paths that are understood.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from converter import envy_model
-from converter.axlearn_weights import axlearn_weights
+from converter.checkpoint_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
 from converter.logits import INTERPRETER, open_weights
 from converter.semantics import AXLEARN, Semantics, maxtext_semantics, read_config
@@ -47,8 +47,8 @@ class Golden:
 @pytest.fixture(params=["micro-hybrid", "micro-hybrid-qkpair", "micro-hybrid-sharded", "envy-test", "envy-test-bf16"])
 def golden(request: pytest.FixtureRequest) -> Golden:
     folder = DATA / "axlearn" / request.param
-    weights, is_axlearn = open_weights(str(folder))
-    assert is_axlearn
+    weights, target = open_weights(str(folder))
+    assert target is None
     with np.load(folder / "logits.npz") as end, np.load(folder / "intermediates.npz") as inside:
         return Golden(weights, end["input_ids"], {**inside, "logits": end["logits"]})
 
@@ -107,8 +107,8 @@ def keep(seen: dict[str, np.ndarray]):
 @pytest.mark.parametrize("after", [True, False])
 def test_maxtext_logits(name, tied, after):
     golden = np.load(DATA / "maxtext" / name / "logits.npz")
-    weights, is_axlearn = open_weights(str(DATA / "maxtext" / name / ("scanned" if tied else "scanned-untied")))
-    assert not is_axlearn
+    weights, target = open_weights(str(DATA / "maxtext" / name / ("scanned" if tied else "scanned-untied")))
+    assert target is not None
     config = read_config(None, [], has_unembedding=not tied)
     semantics = maxtext_semantics(config, norm_after_rope=after, has_unembedding=not tied)
     found = logits(weights, semantics, as_tokens(golden["input_ids"]))
@@ -174,10 +174,11 @@ def test_the_budget_holds_for_long_sequences(cli: Cli, tmp_path: Path):
     assert done.document["peak_memory"] <= needed
 
 
-def test_other_families_are_refused():
+def test_a_table_without_roles_is_refused(tmp_path):
     from converter.errors import MappingError
 
-    source = open_source(str(DATA / "axlearn" / "micro-hybrid"), mapping=None)
-    object.__setattr__(source.match.table, "name", "other")
-    with pytest.raises(MappingError, match="Envy models only"):
+    lines = Path("mappings/envy.toml").read_text().splitlines()
+    (tmp_path / "mine.toml").write_text("\n".join(line for line in lines if not line.startswith("role = ")))
+    source = open_source(str(DATA / "axlearn" / "micro-hybrid"), mapping=str(tmp_path / "mine.toml"))
+    with pytest.raises(MappingError, match="gives no roles to its tensors"):
         axlearn_weights(source)

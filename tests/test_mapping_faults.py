@@ -117,22 +117,20 @@ def test_a_source_consumed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("query", "expected"),
+    ("old", "new", "expected"),
     [
-        (
-            "{layer}/nowhere",
-            "layer/layer0/nowhere, which no row reads",
-        ),
-        ("{layer}/self_attention/norm/scale", "[fidelity] needs q and k scales of one even length"),
+        ('role = "query_scale"', 'role = "query_scal"', "unknown role 'query_scal'; did you mean 'query_scale'?"),
+        ('role = "query_scale"', 'role = ["query_scale", "key_scale"]', "2 roles for 1 MaxText tensors"),
+        ('role = ["query", "key", "value"]', 'role = "query"', "1 roles for 3 MaxText tensors"),
+        ('role = "query_scale"', 'role = "final_norm"', "role 'final_norm' belongs to a tensor outside of the layers"),
+        ('role = "embedding"', 'role = "out"', "role 'out' belongs to a tensor in a layer"),
     ],
 )
-def test_fidelity_that_names_other_tensors(
-    query: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_roles_that_do_not_fit(
+    old: str, new: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "mine.toml"
-    start = ENVY.index("query_scale")
-    end = ENVY.index("\n", start)
-    table.write_text(f'{ENVY[:start]}query_scale = "{query}"{ENVY[end:]}')
+    table.write_text(replaced(old, new))
     assert expected in refused(capsys, 4, SOURCE, tmp_path / "out", "--mapping", table)
     nothing_left(tmp_path, "mine.toml")
 
