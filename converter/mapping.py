@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converter.axes import Expression
+from converter.values import Fit, ValueRule
 
 LAYER_AXIS = "layers"
 """Name of the axis that holds the repeats of a layer cycle."""
@@ -73,6 +74,7 @@ class TensorRow:
       note: why, for the report.
       when: the kind of layer that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      value: what becomes of the values; a fit only with the option of its name.
       roles: what each target is in the model, see `roles`; empty where the table does not say.
       line: line of the row in its file.
     """
@@ -85,6 +87,7 @@ class TensorRow:
     when: str
     option: str
     roles: tuple[str, ...]
+    value: ValueRule
     line: int
 
     @property
@@ -156,3 +159,9 @@ class MappingTable:
     drops: tuple[DropRow, ...]
     config: tuple[ConfigRule, ...]
     models: tuple[PublishedModel, ...]
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options that can be switched on: they add rows, or fit values."""
+        fits = {row.value.name for row in self.rows if isinstance(row.value, Fit)}
+        return frozenset(fits | {row.option for row in self.rows if row.option})

@@ -16,6 +16,7 @@ from converter.mapping import (
 )
 from converter.mapping_toml import Section, suggestion
 from converter.roles import RANKS, TOP
+from converter.values import FITS, Copy, Fit, Scale, ValueRule
 
 MAX_EXPRESSION = 1000
 """Characters of an axis expression."""
@@ -84,7 +85,33 @@ def read_tensor(section: Section) -> TensorRow:
     if optional["when"] and True not in in_layer:
         section.fail("'when' needs a row of a layer", "when")
     roles = _roles(section, maxtext, in_layer=True in in_layer)
-    return TensorRow(axlearn, maxtext, expression, roles=roles, line=line, **optional)
+    value = _value_rule(section, set(expression.names()))
+    return TensorRow(axlearn, maxtext, expression, roles=roles, value=value, line=line, **optional)
+
+
+def _value_rule(section: Section, axes: set[str]) -> ValueRule:
+    """`scale = 0.5`, `scale = { size = "pair", times = 2, power = -0.5 }` or `fit = "qk_norm"`."""
+    if "scale" in section.values and "fit" in section.values:
+        section.fail("a row has a scale or a fit, not both", "fit")
+    if "fit" in section.values:
+        name = section.text("fit")
+        if name not in FITS:
+            section.fail(f"unknown fit {name!r}; expected {' or '.join(sorted(FITS))}", "fit")
+        return Fit(name=name)
+    if "scale" not in section.values:
+        return Copy()
+    value = section.take("scale", (int, float, dict), "a number, or { size, times, power, constant }")
+    fields = value if isinstance(value, dict) else {"constant": value}
+    kinds = {"constant": (int, float), "size": (str,), "times": (int,), "power": (int, float)}
+    wrong = [key for key, entry in fields.items() if type(entry) not in kinds.get(key, ())]
+    if wrong or not fields:
+        section.fail(f"scale must be a number or {{ size, times, power, constant }}, found {value!r}", "scale")
+    scale = Scale(**fields)
+    if scale.size and scale.size not in axes:
+        section.fail(f"scale: unknown axis {scale.size!r}{suggestion(scale.size, axes)}", "scale")
+    if not (math.isfinite(scale.constant) and scale.constant and math.isfinite(scale.power) and scale.times > 0):
+        section.fail(f"scale must be finite and not zero, found {value!r}", "scale")
+    return scale
 
 
 def _roles(section: Section, targets: tuple[str, ...], *, in_layer: bool) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from converter.axes import Expression
 from converter.axis_sizes import ShapeFact, solve_sizes
 from converter.errors import Ax2mtError, MappingError
 from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, TensorRow
+from converter.values import COPY, Fit, ValueRule
 
 Shape = tuple[int, ...]
 MAX_LISTED = 20
@@ -33,6 +34,7 @@ class MatchedRow:
       sources: full paths of its source tensors.
       targets: full paths of its target leaves.
       expression: the row's axes with the layer axis where the layouts have it.
+      value: what becomes of the values, with the options that are on.
       source_place: the layer's full path in the source; empty for tensors that belong to no layer.
       target_place: the same in the target.
     """
@@ -41,6 +43,7 @@ class MatchedRow:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     expression: Expression
+    value: ValueRule = COPY
     source_place: str = ""
     target_place: str = ""
 
@@ -148,7 +151,7 @@ class _Matcher:
         self.kinds: set[str] = set()
 
     def match(self) -> tuple[Match, list[str]]:
-        known = {row.option for row in self.table.rows if row.option}
+        known = self.table.options
         self.problems += [f"the table has no rows for option '{option}'" for option in sorted(self.options - known)]
         source = self._source_layout()
         target = self._target_layout()
@@ -245,11 +248,13 @@ class _Matcher:
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
         prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        value = COPY if isinstance(row.value, Fit) and row.value.name not in self.options else row.value
         return MatchedRow(
             row,
             tuple(join(prefixes[0], path.replace(LAYER_FIELD, source)) for path in row.axlearn),
             tuple(join(prefixes[1], path.replace(LAYER_FIELD, target)) for path in row.maxtext),
             expression,
+            value,
             join(prefixes[0], source) if source else "",
             join(prefixes[1], target) if target else "",
         )

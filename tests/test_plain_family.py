@@ -7,7 +7,7 @@ import pytest
 import tensorstore as ts
 
 from tests.conftest import Cli
-from tests.helpers.axlearn_checkpoint import halves, write_checkpoint
+from tests.helpers.axlearn_checkpoint import halves, numpy_dtype, write_checkpoint
 
 TABLE = Path(__file__).parent / "data" / "mappings" / "plain.toml"
 LAYER = "model/decoder/transformer/repeat/layer"
@@ -91,3 +91,38 @@ def test_reports(tmp_path: Path, cli: Cli) -> None:
     report = cli("params", tmp_path / "step_00000100", "--mapping", TABLE, "--model", "plain-small", "--json")
     assert report.code == 0, report.err + report.out
     assert cli("mappings", "check", TABLE).code == cli("mappings", "show", TABLE).code == 0
+
+
+@pytest.mark.parametrize("store", ["files", "zarr2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_scale_of_a_row(store: str, dtype: str, tmp_path: Path, cli: Cli) -> None:
+    table = tmp_path / "scaled.toml"
+    text = TABLE.read_text()
+    for role, rule in (("out", '{ size = "pair", times = 2, power = -0.5 }'), ("final_norm", "3.0")):
+        text = text.replace(f'role = "{role}"\n', f'role = "{role}"\nscale = {rule}\n')
+    table.write_text(text)
+    source = {path: values.astype(numpy_dtype(dtype)) for path, values in tensors().items()}
+    write_checkpoint(tmp_path / "step_00000100", source)
+    arguments = "--mapping", table, "--store", store, "--json"
+    planned = cli("plan", tmp_path / "step_00000100", *arguments)
+    reasons = {task["leaves"][0]["path"]: task["reason"] for task in planned.document["tasks"]}
+    assert reasons["params/params/decoder/decoder_norm/scale"] in (
+        "values are scaled",
+        "zarr v2 cannot store moved axes",
+    )
+    done = cli("convert", tmp_path / "step_00000100", tmp_path / "out", *arguments)
+    assert done.code == 0, done.err + done.out
+    wanted = expected(source)
+    for path, factor in (("decoder/layers/self_attention/out/kernel", H**-0.5), ("decoder/decoder_norm/scale", 3.0)):
+        exact = wanted[f"params/params/{path}"].astype(np.float64) * factor
+        wanted[f"params/params/{path}"] = exact.astype(numpy_dtype(dtype))
+    for path, values in wanted.items():
+        np.testing.assert_array_equal(read_leaf(tmp_path / "out", path, store), values, err_msg=path)
+    verified = cli("verify", tmp_path / "step_00000100", tmp_path / "out", "--mapping", table)
+    assert verified.code == 0, verified.out + verified.err
+    wrong = cli("verify", tmp_path / "step_00000100", tmp_path / "out", "--mapping", TABLE, "--json")
+    assert wrong.code == 6
+    assert {finding["place"] for finding in wrong.document["findings"]} == {
+        "params/params/decoder/layers/self_attention/out/kernel",
+        "params/params/decoder/decoder_norm/scale",
+    }
