@@ -69,11 +69,15 @@ def open_store(name: str, spec: Mapping[str, Any]) -> Any:
     Raises:
       SourceError: it cannot be opened.
     """
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        return ts.open(dict(spec), read=True, context=context).result()
+        return ts.open(dict(spec), read=True, context=open_context()).result()
     except ValueError as error:
         raise SourceError(f"{name}: cannot be opened: {reason(error)}") from None
+
+
+def open_context() -> Any:
+    """TensorStore's context for arrays that are read once: nothing is kept."""
+    return ts.Context({"cache_pool": {"total_bytes_limit": 0}})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ An expression says how the axes of one or more source tensors become the axes of
 * Names stand for axes, in the order of the tensor's dimensions. A number is an axis of that fixed size.
 * `(a b)` is one dimension read as two axes, `a` the slower: `(pair 2)` on the left and `(2 pair)` on the right turns
   interleaved pairs into halves.
+* `()` alone is a tensor without dimensions, a scalar.
 * `(a + b)` is one dimension in which the tensors of the other side lie one after the other; the first term belongs to
   the first tensor, and so on. `|` separates tensors.
 
@@ -169,7 +170,7 @@ class Expression:
 
 def format_tensor(tensor: Tensor) -> str:
     """A tensor's axes as they are written in an expression."""
-    return " ".join(map(str, tensor))
+    return " ".join(map(str, tensor)) or "()"
 
 
 def _branch(source: int, target: int, source_tensor: Tensor, target_tensor: Tensor) -> Branch:
@@ -226,6 +227,9 @@ class _Parser:
         return tuple(tensors)
 
     def _tensor(self) -> Tensor:
+        if [value for _, value, _ in self.tokens[:2]] == ["(", ")"]:
+            del self.tokens[:2]
+            return ()
         dims: list[Dim] = []
         while True:
             kind, value, _ = self.tokens[0]

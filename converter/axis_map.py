@@ -148,6 +148,14 @@ class AxisMap:
                 result.extend(self._branch_pieces(branch, offsets, box))
         return result
 
+    def source_box(self, branch: Branch) -> Box:
+        """Where a branch's elements lie in its source tensor: all of it, or one term of its sum."""
+        start = self._offsets[self.expression.branches().index(branch)][0]
+        position = self.expression.sum_position()
+        sum_dim = position[1] if position is not None and position[0] == "source" else None
+        lengths = [product_size(product, self.sizes) for product in branch.source_dims]
+        return tuple((start, start + length) if dim == sum_dim else (0, length) for dim, length in enumerate(lengths))
+
     @cached_property
     def _offsets(self) -> tuple[tuple[int, int], ...]:
         """For each branch where it starts in the sum, on the source side and on the target side."""

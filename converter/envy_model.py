@@ -1,4 +1,4 @@
-"""The Envy model's forward pass, in JAX on the CPU, float32, with weights that are read as they are needed.
+"""A decoder's forward pass, in JAX on the CPU, float32, with weights that are read as they are needed.
 
 One code computes what AXLearn computes and what MaxText computes; `Semantics` holds every point in which the two can
 differ. Several variants run side by side on one reading of the weights, so that a difference can be traced to its cause
@@ -213,17 +213,19 @@ class _Forward:
         return result
 
     def _position(self, index: int, number: int, side: str, x: np.ndarray, order: str) -> np.ndarray:
-        """RoPE and the q/k norm in a variant's sequence; the result has rotated pairs as halves."""
+        """RoPE and the q/k norm, if any, in a variant's sequence; the result has rotated pairs as halves."""
         variant = self.variants[index]
         meaning = variant.semantics
-        scale = _halves(variant.view(self.weights, number, f"{side}_scale").read(), meaning.scale_order)
+        scale = None
+        if f"{side}_scale" in self.weights.layers[number]:
+            scale = _halves(variant.view(self.weights, number, f"{side}_scale").read(), meaning.scale_order)
         x = _halves(x, order)
-        if not meaning.norm_after_rope:
+        if scale is not None and not meaning.norm_after_rope:
             x = np.asarray(_rms_norm(x, scale, meaning.epsilon))
         x = np.asarray(_rope(x, self.tokens.positions, meaning.theta))
         if index == 0:
             self.observe(f"layer{number}/{side[0]}_post_rope", _stored_order(x, order))
-        return np.asarray(_rms_norm(x, scale, meaning.epsilon)) if meaning.norm_after_rope else x
+        return np.asarray(_rms_norm(x, scale, meaning.epsilon)) if scale is not None and meaning.norm_after_rope else x
 
     def _dense(self, number: int, x: np.ndarray) -> np.ndarray:
         tensors = self.weights.layers[number]

@@ -15,8 +15,9 @@ import numpy as np
 from converter.axis_map import AxisMap
 from converter.block_reader import BlockReader
 from converter.errors import MappingError
-from converter.mapping import LAYER_AXIS, LAYER_FIELD
+from converter.mapping import LAYER_AXIS
 from converter.matching import Match, MatchedRow
+from converter.roles import KEY_SCALE, QUERY_SCALE
 from converter.source import Source
 from converter.zarr2 import ArraySpec
 
@@ -54,7 +55,7 @@ class PairMismatch:
 
 
 def pair_mismatches(source: Source, computed: Mapping[str, np.ndarray]) -> tuple[PairMismatch, ...]:
-    """Measures every layer; empty where the table names no q/k norms.
+    """Measures every layer; empty where the table has no q/k norm scales.
 
     Args:
       source: an AXLearn checkpoint.
@@ -64,18 +65,13 @@ def pair_mismatches(source: Source, computed: Mapping[str, np.ndarray]) -> tuple
       SourceError: the scales cannot be read.
     """
     match = source.match
-    rule = match.table.fidelity
-    if rule is None:
-        return ()
     places = list(dict.fromkeys(row.source_place for row in match.rows if row.source_place))
     result: list[PairMismatch] = []
-    for block, place in enumerate(places):
-        paths = [path.replace(LAYER_FIELD, place) for path in (rule.query_scale, rule.key_scale)]
-        rows = [_row(source, match, path) for path in paths]
-        query, key = (_read(source, row, path) for row, path in zip(rows, paths, strict=True))
+    for place, rows in match.rows_of(QUERY_SCALE, KEY_SCALE).items():
+        query, key = (layers_first(read_scale(source, row), row) for row in rows)
         if query.shape != key.shape or query.shape[1] % 2:
             raise MappingError(
-                f"mapping '{match.table.name}': [fidelity] needs q and k scales of one even length, found "
+                f"mapping '{match.table.name}': q and k scales must have one even length, found "
                 f"{list(query.shape)} and {list(key.shape)} at {place}"
             )
         written = [_computed(match, row, computed) for row in rows]
@@ -83,7 +79,7 @@ def pair_mismatches(source: Source, computed: Mapping[str, np.ndarray]) -> tuple
             copied if other is None else other for copied, other in zip((query, key), written, strict=True)
         )
         for repeat in range(query.shape[0]):
-            layer = repeat * match.blocks + block
+            layer = repeat * match.blocks + places.index(place)
             result.append(scale_mismatches(layer, query[repeat], key[repeat], own_query[repeat], own_key[repeat]))
     return tuple(sorted(result, key=lambda entry: entry.layer))
 
@@ -119,17 +115,18 @@ def _mismatch(values: np.ndarray) -> float:
     return float(np.max(np.where(np.isnan(ratio), np.inf, ratio)))
 
 
-def _row(source: Source, match: Match, path: str) -> MatchedRow:
-    """The row that reads a q/k norm scale."""
-    row = next((row for row in match.rows if path in row.sources), None)
-    if row is None or source.arrays[path].bytes > MAX_SCALE_BYTES:
-        why = "which no row reads" if row is None else "which is too large for a q/k norm scale"
-        raise MappingError(f"mapping '{match.table.name}': [fidelity] names {path}, {why}")
-    return row
+def read_scale(source: Source, row: MatchedRow) -> np.ndarray:
+    """A row's q/k norm scales, all layers.
 
-
-def _read(source: Source, row: MatchedRow, path: str) -> np.ndarray:
-    return _layers_first(read_whole(source.arrays[path]), row, row.sources.index(path))
+    Raises:
+      MappingError: the tensor is no such scale.
+      SourceError: it cannot be read.
+    """
+    array = source.arrays[row.sources[0]]
+    if len(row.sources) > 1 or array.bytes > MAX_SCALE_BYTES:
+        why = "joined from several tensors" if len(row.sources) > 1 else "too large"
+        raise MappingError(f"mapping '{source.match.table.name}': {array.path} is {why} for a q/k norm scale")
+    return read_whole(array)
 
 
 def _computed(match: Match, row: MatchedRow, computed: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -137,12 +134,12 @@ def _computed(match: Match, row: MatchedRow, computed: Mapping[str, np.ndarray])
     if row.targets[0] not in computed:
         return None
     axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
-    return _layers_first(axis_map.inverse().forward([computed[row.targets[0]]])[0], row, 0)
+    return layers_first(axis_map.inverse().forward([computed[row.targets[0]]])[0], row)
 
 
-def _layers_first(values: np.ndarray, row: MatchedRow, index: int) -> np.ndarray:
-    """A row's source tensor of this number as float64 [layers, head dim]."""
-    names = [str(dim) for dim in row.expression.sources[index]]
+def layers_first(values: np.ndarray, row: MatchedRow) -> np.ndarray:
+    """A row's source tensor as float64 [layers, head dim]."""
+    names = [str(dim) for dim in row.expression.sources[0]]
     wide = values.astype(np.float64)
     wide = np.moveaxis(wide, names.index(LAYER_AXIS), 0) if LAYER_AXIS in names else wide[None]
     return wide.reshape(wide.shape[0], -1)

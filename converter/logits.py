@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from converter.axlearn_weights import ENVY, axlearn_weights
+from converter.checkpoint_weights import axlearn_weights, fitting_table, maxtext_weights
 from converter.envy_model import Variant, run, working_memory
-from converter.errors import DestinationError, SourceError, UsageError
+from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.finite import NonFinite, is_finite
 from converter.json_text import json_values
 from converter.location import check_readable, locate
-from converter.mapping_file import find_mapping
-from converter.maxtext_weights import config_file, maxtext_items, maxtext_weights
+from converter.mapping_file import load_bundled, load_mapping
+from converter.maxtext import CONFIG_NAME
+from converter.maxtext_reader import has_items, open_target
 from converter.memory import format_size, peak_resident
+from converter.roles import QUERY_SCALE
 from converter.semantics import Semantics, axlearn_semantics, check_semantics, maxtext_semantics, read_config
 from converter.settings import arithmetic_keys, configure, converted_keys, source_arithmetic
 from converter.source import open_source
@@ -100,7 +102,7 @@ def open_model(
     Args:
       path: an AXLearn step or trainer directory, or a MaxText checkpoint.
       step: the wanted AXLearn step.
-      mapping: a user's own table, for AXLearn.
+      mapping: a user's own table.
       settings: `KEY=VALUE` changes of the MaxText configuration; for AXLearn of the facts that no tensor shows.
       recorded: keys that were set when an AXLearn checkpoint was converted.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
@@ -112,28 +114,36 @@ def open_model(
     """
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
-    if maxtext_items(place.path) is not None:
-        if step is not None or mapping is not None:
-            raise UsageError(f"{path} is a MaxText checkpoint; --step and --mapping are for AXLearn checkpoints")
-        return _maxtext_model(path, settings, norm_after_rope)
+    if has_items(place.path):
+        if step is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint; --step is for AXLearn's, name the step's directory")
+        return _maxtext_model(path, mapping, settings, norm_after_rope)
     source = open_source(path, step=step, mapping=mapping)
     if norm_after_rope:
         raise UsageError(f"{path} is an AXLearn checkpoint; --norm-after-rope is for MaxText checkpoints")
-    weights = axlearn_weights(source)
+    weights, table = axlearn_weights(source), source.match.table
     made = configure(source.match, settings, recorded=recorded)
-    semantics = axlearn_semantics(source_arithmetic(source.match.table, made.keys))
-    changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(source.match.table) if key in made.settings)
-    return Model(weights, semantics, AXLEARN, "AXLearn's Envy" + _with(changes))
+    semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
+    changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)
+    return Model(weights, semantics, AXLEARN, f"AXLearn's '{table.name}'{_with(changes)}")
 
 
-def _maxtext_model(path: str, settings: Sequence[str], norm_after_rope: bool) -> Model:
-    weights = maxtext_weights(path)
-    has_unembedding = "unembedding" in weights.top
+def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm_after_rope: bool) -> Model:
     place = locate(path, SourceError)
-    file = config_file(place.path)
-    converted = converted_keys(find_mapping(ENVY), weights.settings)
+    try:
+        target = open_target(path)
+    except VerificationError as error:
+        raise SourceError(error.message, error.details) from None
+    table = fitting_table(load_bundled() if mapping is None else [load_mapping(mapping)], target)
+    weights = maxtext_weights(target, table, path)
+    has_unembedding = "unembedding" in weights.top
+    beside = os.path.join(target.root, CONFIG_NAME)
+    file = beside if os.path.isfile(beside) else None
+    converted = converted_keys(table, weights.settings)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
-    semantics = maxtext_semantics(config, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
+    needed = {"use_qk_norm": QUERY_SCALE in weights.layers[0]}
+    needed |= {key: converted[key] for key in ("decoder_block",) if key in converted}
+    semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
     check_semantics(semantics, weights.experts)
     origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
     changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]

@@ -9,21 +9,24 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from converter.array_view import View
 from converter.checkpoint_kind import check_pair
+from converter.digest import recorded_settings
 from converter.envy_model import Variant, run, working_memory
-from converter.errors import DestinationError, SourceError, VerificationError
+from converter.errors import Ax2mtError, DestinationError, SourceError, VerificationError
 from converter.fidelity import PairMismatch, scale_mismatches
 from converter.finite import NonFinite
 from converter.location import locate
 from converter.logits import INTERPRETER, Model, check_memory, open_model
 from converter.logits_causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.logits_metrics import Bucket, Difference, Distance, exceeded
-from converter.maxtext_weights import recorded_at
+from converter.maxtext_reader import open_target
 from converter.memory import peak_resident
+from converter.roles import KEY_SCALE, QUERY_SCALE
 from converter.tokens import Tokens
 from converter.weights import Weights
 
@@ -133,9 +136,9 @@ def open_pair(
       VerificationError: the destination's tensors cannot make the source's model.
     """
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
-    first = open_model(source, step=step, mapping=mapping, recorded=recorded_at(destination))
+    first = open_model(source, step=step, mapping=mapping, recorded=_recorded(destination))
     try:
-        second = open_model(destination, settings=settings, norm_after_rope=norm_after)
+        second = open_model(destination, mapping=mapping, settings=settings, norm_after_rope=norm_after)
     except SourceError as error:
         if not error.details:
             raise
@@ -146,6 +149,14 @@ def open_pair(
             f"{destination}: not a conversion of {source}, its tensors make another model", problems
         )
     return first, second
+
+
+def _recorded(path: str) -> dict[str, Any]:
+    """What a user set when a MaxText checkpoint was converted; empty where it cannot be read: that is told later."""
+    try:
+        return recorded_settings(open_target(path).custom)
+    except Ax2mtError:
+        return {}
 
 
 def compare(
@@ -215,8 +226,10 @@ def compare(
 def weight_mismatches(source: Weights, destination: Weights) -> tuple[PairMismatch, ...]:
     """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them."""
     result: list[PairMismatch] = []
+    names = QUERY_SCALE, KEY_SCALE
     for number, (own, other) in enumerate(zip(source.layers, destination.layers, strict=True)):
-        names = "query_scale", "key_scale"
+        if not all(name in layer for name in names for layer in (own, other)):
+            continue
         written = (_pairs_side_by_side(other[name].read()) for name in names)
         result.append(scale_mismatches(number, *(own[name].read() for name in names), *written))
     return tuple(result)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converter.axes import Expression
+from converter.values import Fit, ValueRule
 
 LAYER_AXIS = "layers"
 """Name of the axis that holds the repeats of a layer cycle."""
@@ -29,13 +30,14 @@ class LayerLayout:
 
     Attributes:
       name: such as `scanned`.
-      path: below the tree's prefix; `{block}` is the layer's number within the cycle.
-      axis: the dimension of every layer tensor that holds the repeats of the cycle.
+      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model.
+      axis: the dimension of every layer tensor that holds the repeats of the cycle; None where each layer has its own
+        place.
     """
 
     name: str
     path: str
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class TreeLayout:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Kinds of layers that exclude each other.
+    """Kinds of layers that exclude each other: each layer has one of them, or where there is only one kind, perhaps it.
 
     Attributes:
       name: for messages.
@@ -78,6 +80,8 @@ class TensorRow:
       note: why, for the report.
       when: the kind of layer that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      value: what becomes of the values; a fit only with the option of its name.
+      roles: what each target is in the model, see `roles`; empty where the table does not say.
       dtypes: dtypes that the source tensors may have.
       line: line of the row in its file.
     """
@@ -89,6 +93,8 @@ class TensorRow:
     note: str
     when: str
     option: str
+    roles: tuple[str, ...]
+    value: ValueRule
     line: int
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
 
@@ -154,22 +160,14 @@ class ArithmeticRule:
     Attributes:
       rope_theta: RoPE's base.
       norm_epsilon: of all norms.
-      experts_per_token: experts that each token is routed to.
+      experts_per_token: experts that each token is routed to; 0 for models without experts.
       share_epsilon: added to the sum by which the shares of a token's experts are divided.
     """
 
     rope_theta: float | str
     norm_epsilon: float | str
-    experts_per_token: float | str
-    share_epsilon: float | str
-
-
-@dataclass(frozen=True, slots=True)
-class Fidelity:
-    """Tensors whose values decide whether MaxText can compute the same function: the q/k norm scales of a layer."""
-
-    query_scale: str
-    key_scale: str
+    experts_per_token: float | str = 0
+    share_epsilon: float | str = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +200,11 @@ class MappingTable:
     rows: tuple[TensorRow, ...]
     drops: tuple[DropRow, ...]
     config: tuple[ConfigRule, ...]
-    fidelity: Fidelity | None
     arithmetic: ArithmeticRule | None
     models: tuple[PublishedModel, ...]
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options that can be switched on: they add rows, or fit values."""
+        fits = {row.value.name for row in self.rows if isinstance(row.value, Fit)}
+        return frozenset(fits | {row.option for row in self.rows if row.option})

@@ -20,7 +20,6 @@ from converter.mapping_rows import (
     read_choice,
     read_config,
     read_drop,
-    read_fidelity,
     read_model,
     read_tensor,
     read_tree,
@@ -100,7 +99,6 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     drops = _each(read_drop, top.subtables("drop"))
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
-    fidelity = _guarded(read_fidelity, top.subtable("fidelity"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     name, title = top.text("name"), top.text("title", required=False)
     top.no_more()
@@ -119,7 +117,6 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         rows=rows,
         drops=drops,
         config=config or (),
-        fidelity=fidelity,
         arithmetic=arithmetic,
         models=models,
     )

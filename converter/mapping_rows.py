@@ -15,13 +15,14 @@ from converter.mapping import (
     Choice,
     ConfigRule,
     DropRow,
-    Fidelity,
     LayerLayout,
     PublishedModel,
     TensorRow,
     TreeLayout,
 )
-from converter.mapping_toml import Section
+from converter.mapping_toml import Section, suggestion
+from converter.roles import RANKS, TOP
+from converter.values import FITS, Copy, Fit, Scale, ValueRule
 from converter.zarr2 import ITEM_SIZES
 
 MAX_EXPRESSION = 1000
@@ -38,13 +39,15 @@ def read_tree(section: Section) -> TreeLayout:
         _target_path(section, prefix, "prefix")
     layers: list[LayerLayout] = []
     for name, value in section.take("layers", dict, "a table of layer layouts", {}).items():
-        if not isinstance(value, dict) or set(value) != {"path", "axis"}:
+        if not isinstance(value, dict) or not {"path"} <= set(value) <= {"path", "axis"}:
             section.fail(f"layers.{name} must be {{ path = ..., axis = ... }}", "layers")
-        path, axis = value["path"], value["axis"]
-        if not isinstance(path, str) or type(axis) is not int or not 0 <= axis <= 8:
+        path, axis = value["path"], value.get("axis")
+        if not isinstance(path, str) or not (axis is None or (type(axis) is int and 0 <= axis <= 8)):
             section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
         fields = set(re.findall(r"\{(\w*)\}", path))
-        if not fields <= {"block"}:
+        if axis is None and fields != {"layer"}:
+            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must stand in {path!r}", "layers")
+        if axis is not None and not fields <= {"block"}:
             section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
         if section.name == "maxtext":
             _target_path(section, path.strip("/"), "layers")
@@ -57,8 +60,8 @@ def read_choice(section: Section) -> Choice:
     """[[choice]]: the kinds of layer, each with the parameter that shows it."""
     name = section.text("name")
     markers = {key: section.text(key) for key in list(section.values)}
-    if len(markers) < 2:
-        section.fail(f"choice {name!r} needs at least two kinds")
+    if not markers:
+        section.fail(f"choice {name!r} has no kinds; expected one or more, each with the tensor that shows it")
     return Choice(name, markers)
 
 
@@ -88,21 +91,65 @@ def read_tensor(section: Section) -> TensorRow:
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
     if optional["when"] and True not in in_layer:
         section.fail("'when' needs a row of a layer", "when")
+    roles = _roles(section, maxtext, in_layer=True in in_layer)
+    value = _value_rule(section, set(expression.names()))
+    dtypes = _dtypes(section)
+    return TensorRow(axlearn, maxtext, expression, roles=roles, value=value, line=line, dtypes=dtypes, **optional)
+
+
+def _dtypes(section: Section) -> tuple[str, ...]:
+    """The dtypes that a row's source tensors may have."""
     dtypes = section.texts("dtypes") if "dtypes" in section.values else WEIGHT_DTYPES
     unknown = [name for name in dtypes if name not in ITEM_SIZES]
     if unknown:
         section.fail(f"dtypes: unknown dtype {unknown[0]!r}; expected {', '.join(ITEM_SIZES)}", "dtypes")
-    return TensorRow(axlearn, maxtext, expression, line=line, dtypes=dtypes, **optional)
+    return dtypes
+
+
+def _value_rule(section: Section, axes: set[str]) -> ValueRule:
+    """`scale = 0.5`, `scale = { size = "pair", times = 2, power = -0.5 }` or `fit = "qk_norm"`."""
+    if "scale" in section.values and "fit" in section.values:
+        section.fail("a row has a scale or a fit, not both", "fit")
+    if "fit" in section.values:
+        name = section.text("fit")
+        if name not in FITS:
+            section.fail(f"unknown fit {name!r}; expected {' or '.join(sorted(FITS))}", "fit")
+        return Fit(name=name)
+    if "scale" not in section.values:
+        return Copy()
+    value = section.take("scale", (int, float, dict), "a number, or { size, times, power, constant }")
+    fields = value if isinstance(value, dict) else {"constant": value}
+    kinds = {"constant": (int, float), "size": (str,), "times": (int,), "power": (int, float)}
+    wrong = [key for key, entry in fields.items() if type(entry) not in kinds.get(key, ())]
+    if wrong or not fields:
+        section.fail(f"scale must be a number or {{ size, times, power, constant }}, found {value!r}", "scale")
+    scale = Scale(**fields)
+    if scale.size and scale.size not in axes:
+        section.fail(f"scale: unknown axis {scale.size!r}{suggestion(scale.size, axes)}", "scale")
+    if not (math.isfinite(scale.constant) and scale.constant and math.isfinite(scale.power) and scale.times > 0):
+        section.fail(f"scale must be finite and not zero, found {value!r}", "scale")
+    return scale
+
+
+def _roles(section: Section, targets: tuple[str, ...], *, in_layer: bool) -> tuple[str, ...]:
+    """The roles of a row's targets: one for each, or none at all."""
+    if "role" not in section.values:
+        return ()
+    roles = section.texts("role")
+    if len(roles) != len(targets):
+        section.fail(f"{len(roles)} roles for {len(targets)} MaxText tensors; expected one for each", "role")
+    for role in roles:
+        if role not in RANKS:
+            section.fail(f"unknown role {role!r}{suggestion(role, RANKS)}", "role")
+        if (role in TOP) == in_layer:
+            place = "outside of the layers" if role in TOP else "in a layer"
+            section.fail(f"role {role!r} belongs to a tensor {place}", "role")
+    return roles
 
 
 def read_drop(section: Section) -> DropRow:
     """[[drop]]: what is left behind."""
     return DropRow(section.text("axlearn"), section.text("reason"), section.text("note", required=False))
-
-
-def read_fidelity(section: Section) -> Fidelity:
-    """[fidelity]: where the q/k norm scales are."""
-    return Fidelity(section.text("query_scale"), section.text("key_scale"))
 
 
 def read_model(section: Section) -> PublishedModel:
@@ -118,6 +165,8 @@ def read_arithmetic(section: Section) -> ArithmeticRule:
     """[arithmetic]: what the source's model computes with, in numbers or by keys of [config]."""
     values: dict[str, float | str] = {}
     for field in dataclasses.fields(ArithmeticRule):
+        if field.default is not dataclasses.MISSING and field.name not in section.values:
+            continue
         value = section.take(field.name, (int, float, str), "a number, or the name of a [config] key")
         if isinstance(value, bool) or (not isinstance(value, str) and not _is_constant(value)):
             section.fail(f"{field.name} must be a finite number, or the name of a [config] key", field.name)

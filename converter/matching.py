@@ -14,6 +14,7 @@ from converter.axes import Expression
 from converter.axis_sizes import ShapeFact, solve_sizes
 from converter.errors import Ax2mtError, MappingError
 from converter.mapping import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, TensorRow
+from converter.values import COPY, Fit, ValueRule
 
 Shape = tuple[int, ...]
 MAX_LISTED = 20
@@ -33,6 +34,7 @@ class MatchedRow:
       sources: full paths of its source tensors.
       targets: full paths of its target leaves.
       expression: the row's axes with the layer axis where the layouts have it.
+      value: what becomes of the values, with the options that are on.
       source_place: the layer's full path in the source; empty for tensors that belong to no layer.
       target_place: the same in the target.
     """
@@ -41,6 +43,7 @@ class MatchedRow:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     expression: Expression
+    value: ValueRule = COPY
     source_place: str = ""
     target_place: str = ""
 
@@ -70,6 +73,18 @@ class Match:
     kinds: frozenset[str]
     options: frozenset[str]
     target_layout: str
+
+    def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
+        """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
+        found: dict[str, dict[str, MatchedRow]] = {}
+        for row in self.rows:
+            for role in row.row.roles:
+                found.setdefault(row.source_place, {})[role] = row
+        return {
+            place: tuple(rows[role] for role in roles)
+            for place, rows in found.items()
+            if all(role in rows for role in roles)
+        }
 
 
 def match_table(
@@ -138,7 +153,7 @@ class _Matcher:
         self.kinds: set[str] = set()
 
     def match(self) -> tuple[Match, list[str]]:
-        known = {row.option for row in self.table.rows if row.option}
+        known = self.table.options
         self.problems += [f"the table has no rows for option '{option}'" for option in sorted(self.options - known)]
         source = self._source_layout()
         target = self._target_layout()
@@ -171,7 +186,10 @@ class _Matcher:
         layouts = {layout.name: layout for layout in self.table.maxtext.layers}
         if layouts and self.target_layout not in layouts:
             self.problems.append(f"the table has no target layout '{self.target_layout}' ({', '.join(layouts)})")
-        return layouts.get(self.target_layout)
+        layout = layouts.get(self.target_layout)
+        if layout is not None and layout.axis is None:
+            self.problems.append(f"the target layout '{layout.name}' has no axis of layers; it can only be read")
+        return layout
 
     def _found_blocks(self, layout: LayerLayout) -> set[int]:
         text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
@@ -195,7 +213,7 @@ class _Matcher:
         kinds: set[str] = set()
         for choice in self.table.choices:
             found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
-            if len(found) != 1:
+            if len(found) != 1 and len(choice.markers) > 1:
                 expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
                 self.problems.append(
                     f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
@@ -233,11 +251,13 @@ class _Matcher:
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
         prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        value = COPY if isinstance(row.value, Fit) and row.value.name not in self.options else row.value
         return MatchedRow(
             row,
             tuple(join(prefixes[0], path.replace(LAYER_FIELD, source)) for path in row.axlearn),
             tuple(join(prefixes[1], path.replace(LAYER_FIELD, target)) for path in row.maxtext),
             expression,
+            value,
             join(prefixes[0], source) if source else "",
             join(prefixes[1], target) if target else "",
         )

@@ -21,6 +21,7 @@ from converter.matching import MatchedRow
 from converter.routes import REWRITE, Route, choose_route
 from converter.settings import Configuration, configure
 from converter.source import Source
+from converter.values import QK_NORM, Scale, ValueRule
 from converter.zarr2 import ArraySpec
 
 DEFAULT_MEMORY = 1 << 30
@@ -75,7 +76,9 @@ class Options:
 
     @property
     def mapping_options(self) -> frozenset[str]:
-        return frozenset({"untie"} if self.untie else ())
+        """The options of a mapping table that are on."""
+        fits = {QK_NORM} if self.qk_norm == "fit" else set()
+        return frozenset({"untie"} if self.untie else ()) | fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Task:
       sources: arrays to read.
       leaves: arrays to write.
       axis_map: how elements move.
+      value: what becomes of their values.
       route: how bytes travel, see `routes`.
       reason: why not by a cheaper route.
       blocking: how the array is cut; None where whole chunks are passed through.
@@ -135,6 +139,7 @@ class Task:
     sources: tuple[ArraySpec, ...]
     leaves: tuple[Leaf, ...]
     axis_map: AxisMap
+    value: ValueRule
     route: str
     reason: str
     blocking: Blocking | None
@@ -281,8 +286,10 @@ def make_plan(
 def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
-    route = choose_route(axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link)
-    blocking, chunks, memory = _cut(axis_map, arrays, route, options)
+    route = choose_route(
+        axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link, value=row.value
+    )
+    blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value)
     leaves = tuple(
         Leaf(path, arrays[0].dtype, shape, chunk, arrays[0].item_size, route.encoding)
         for path, shape, chunk in zip(row.targets, axis_map.target_shapes, chunks, strict=True)
@@ -291,6 +298,7 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
         sources=arrays,
         leaves=leaves,
         axis_map=axis_map,
+        value=row.value,
         route=route.name,
         reason=route.reason,
         blocking=blocking,
@@ -313,7 +321,7 @@ class BudgetTooSmall(ValueError):
 
 
 def _cut(
-    axis_map: AxisMap, arrays: tuple[ArraySpec, ...], route: Route, options: Options
+    axis_map: AxisMap, arrays: tuple[ArraySpec, ...], route: Route, options: Options, value: ValueRule
 ) -> tuple[Blocking | None, tuple[tuple[int, ...], ...], int]:
     """The blocks of a task, the chunk shape of each leaf, and the memory that one unit takes."""
     permutation = axis_map.axis_permutation()
@@ -324,7 +332,9 @@ def _cut(
         return None, (tuple(array.chunks[dim] for dim in permutation),), PASS_MEMORY
     streamable = len(arrays) == 1 and can_decode(arrays[0])
     is_joined = len(arrays) == 1 and not is_one_chunk(axis_map, arrays[0].chunks)
-    copies = 2 + (permutation is None) + is_joined + (0 if all(map(can_decode, arrays)) else 2)
+    copies = (
+        2 + (permutation is None) + is_joined + isinstance(value, Scale) + (0 if all(map(can_decode, arrays)) else 2)
+    )
     limit = (options.max_memory - REWRITE_MEMORY) // copies
     source_chunks = [array.chunks for array in arrays]
     try:

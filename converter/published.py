@@ -19,18 +19,18 @@ def published_shapes(table: MappingTable, name: str) -> tuple[Match, dict[str, S
     if model is None:
         known = ", ".join(model.name for model in table.models)
         raise MappingError(f"no published model {name!r} in mapping '{table.name}'; it has {known}")
-    source = table.axlearn.layers[0]
+    source = table.axlearn.layers[0] if table.axlearn.layers else None
     shapes: dict[str, Shape] = {}
     for row in table.rows:
         if row.option:
             continue
-        for block in range(len(table.axlearn.cycle)) if row.in_layer else [0]:
-            kinds = {*model.kinds, table.axlearn.cycle[block]}
+        for block, kind in enumerate(table.axlearn.cycle or [""]) if row.in_layer else [(0, "")]:
+            kinds = {*model.kinds, kind}
             if row.when and row.when not in kinds:
                 continue
-            place = source.path.replace("{block}", str(block))
+            place = source.path.replace("{block}", str(block)) if source else ""
             expression = row.expression
-            if row.in_layer:
+            if row.in_layer and source:
                 expression = expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=0)
             for path, axes in zip(row.axlearn, expression.sources, strict=True):
                 full = join(table.axlearn.prefix, path.replace(LAYER_FIELD, place))

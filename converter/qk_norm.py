@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from converter.axis_map import AxisMap
-from converter.fidelity import ROUNDING, read_whole
+from converter.fidelity import ROUNDING, layers_first, read_scale
 from converter.mapping import LAYER_AXIS
+from converter.roles import KEY_SCALE, QUERY_SCALE
 from converter.settings import source_arithmetic
 from converter.source import Source
 
@@ -47,25 +48,21 @@ def fitted_scales(source: Source, keys: Mapping[str, Any], *, positions: int = P
       MappingError: the table does not name RoPE's base.
     """
     match = source.match
-    rule = match.table.fidelity
-    if rule is None:
+    pairs = match.rows_of(QUERY_SCALE, KEY_SCALE)
+    if not pairs:
         return {}
     theta = source_arithmetic(match.table, keys).rope_theta
     result: dict[str, np.ndarray] = {}
-    rows = {(row.source_place, row.row.axlearn[0]): row for row in match.rows}
-    for place in dict.fromkeys(row.source_place for row in match.rows if row.source_place):
-        pair = [rows[place, path] for path in (rule.query_scale, rule.key_scale)]
-        arrays = [read_whole(source.arrays[row.sources[0]]) for row in pair]
-        axes = [[str(dim) for dim in row.expression.sources[0]] for row in pair]
-        layer_dims = [names.index(LAYER_AXIS) if LAYER_AXIS in names else None for names in axes]
-        scales = [_layers_first(values, dim) for values, dim in zip(arrays, layer_dims, strict=True)]
+    for pair in pairs.values():
+        arrays = [read_scale(source, row) for row in pair]
+        scales = [layers_first(values, row) for values, row in zip(arrays, pair, strict=True)]
         fitted = [fit(query, key, positions=positions, theta=theta) for query, key in zip(*scales, strict=True)]
-        for number, row in enumerate(pair):
-            values = np.stack([entry[number] for entry in fitted]).astype(arrays[number].dtype)
-            dim = layer_dims[number]
-            whole = np.moveaxis(values, 0, dim) if dim is not None else values[0]
+        for number, (row, array) in enumerate(zip(pair, arrays, strict=True)):
+            values = np.stack([entry[number] for entry in fitted]).astype(array.dtype)
+            names = [str(dim) for dim in row.expression.sources[0]]
+            whole = np.moveaxis(values, 0, names.index(LAYER_AXIS)) if LAYER_AXIS in names else values[0]
             axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
-            result[row.targets[0]] = np.ascontiguousarray(axis_map.forward([whole])[0])
+            result[row.targets[0]] = np.ascontiguousarray(axis_map.forward([whole.reshape(array.shape)])[0])
     return result
 
 
@@ -121,8 +118,3 @@ def _projections(pairs: int, positions: int, theta: float) -> tuple[np.ndarray, 
         across = (queries + keys) / (count + keys)
         along = np.where(count - keys > 1e-9 * count, (keys - queries) / (count - keys), 1.0)
     return np.clip(across, -1, 1), np.clip(along, -1, 1)
-
-
-def _layers_first(values: np.ndarray, dim: int | None) -> np.ndarray:
-    wide = values.astype(np.float64)
-    return wide[None] if dim is None else np.moveaxis(wide, dim, 0)

@@ -14,6 +14,7 @@ from converter.blocking import Span, source_box, target_box
 from converter.chunk_codec import encode_chunk, slabs, storage_dtype
 from converter.leaf_store import LeafStore
 from converter.plan import Leaf, Task
+from converter.values import Scale
 
 
 class Rewriter:
@@ -114,13 +115,19 @@ class Rewriter:
         count = 0
         for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):
             box = target_box(self.task.axis_map, span, number)
-            values = self.computed[store.leaf.path][slices(box)] if store.leaf.path in self.computed else moved
+            values = self._values(store.leaf, box, moved)
             for index in leaf_chunks(store.leaf, box):
                 if keep and store.has_chunk(index):
                     continue
                 _store_chunk(store, index, _cut_chunk(store.leaf, index, box, values))
                 count += 1
         return count
+
+    def _values(self, leaf: Leaf, box: Box, moved: np.ndarray) -> np.ndarray:
+        """What is written of a block that was moved: the value rule is applied here."""
+        if isinstance(self.task.value, Scale):
+            return self.task.value.apply(moved, self.task.axis_map.sizes)
+        return self.computed[leaf.path][slices(box)] if leaf.path in self.computed else moved
 
     def _slabs(self, group: Span) -> Iterator[tuple[Span, np.ndarray]]:
         """The slabs of chunks that are decoded as streams, with the padding of edge chunks cut off."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from converter.axis_map import AxisMap
 from converter.encoding import Encoding
+from converter.values import COPY, Fit, ValueRule
 from converter.zarr2 import ArraySpec
 
 MAX_PASSED_CHUNK = 512 << 20
@@ -35,7 +36,13 @@ class Route:
 
 
 def choose_route(
-    axis_map: AxisMap, arrays: Sequence[ArraySpec], *, store: str, rewrite: bool = False, link: bool = False
+    axis_map: AxisMap,
+    arrays: Sequence[ArraySpec],
+    *,
+    store: str,
+    rewrite: bool = False,
+    link: bool = False,
+    value: ValueRule = COPY,
 ) -> Route:
     """Chooses the route of one task.
 
@@ -45,8 +52,9 @@ def choose_route(
       store: one of the stores of `encoding`.
       rewrite: never pass chunks through.
       link: hard-link chunks instead of copying them.
+      value: what becomes of the values.
     """
-    reason = _why_not_passed(axis_map, arrays, store, rewrite)
+    reason = _why_not_passed(axis_map, arrays, store, rewrite, value)
     if reason:
         return Route(REWRITE, reason, Encoding.rewritten(store))
     permutation = axis_map.axis_permutation()
@@ -59,7 +67,7 @@ def choose_route(
     return Route(PASS, "", Encoding.passed(store, order, level, checksum=True))
 
 
-def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, rewrite: bool) -> str:
+def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, rewrite: bool, value: ValueRule) -> str:
     if rewrite:
         return "asked for"
     if store == "zarr2":
@@ -68,6 +76,8 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, 
         return f"split into {len(axis_map.expression.targets)} leaves"
     if len(arrays) > 1:
         return f"joined from {len(arrays)} arrays"
+    if value != COPY:
+        return "values are fitted" if isinstance(value, Fit) else "values are scaled"
     if axis_map.axis_permutation() is None:
         return "re-ordered inside an axis"
     array = arrays[0]

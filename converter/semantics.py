@@ -47,11 +47,12 @@ class Semantics:
     theta: float
 
 
-def axlearn_semantics(arithmetic: Arithmetic) -> Semantics:
-    """What AXLearn's Envy computes (axlearn/common/attention.py, mixture_of_experts.py).
+def axlearn_semantics(arithmetic: Arithmetic, *, tied: bool) -> Semantics:
+    """What AXLearn's decoder computes (axlearn/common/attention.py, mixture_of_experts.py).
 
     Args:
       arithmetic: the constants that no tensor shows, see `settings.source_arithmetic`.
+      tied: logits come from the embedding table.
     """
     return Semantics(
         query_order=INTERLEAVED,
@@ -61,7 +62,7 @@ def axlearn_semantics(arithmetic: Arithmetic) -> Semantics:
         top_k=arithmetic.experts_per_token,
         renormalise=True,
         share_epsilon=arithmetic.share_epsilon,
-        tied=True,
+        tied=tied,
         round_table=False,
         normalize_logits=False,
         epsilon=arithmetic.norm_epsilon,
@@ -70,7 +71,7 @@ def axlearn_semantics(arithmetic: Arithmetic) -> Semantics:
 
 
 STOCK_KEYS: Mapping[str, Any] = {
-    "decoder_block": "envy",
+    "decoder_block": "llama2",
     "logits_via_embedding": False,
     "normalize_embedding_logits": True,
     "num_experts_per_tok": 1,
@@ -82,11 +83,14 @@ STOCK_KEYS: Mapping[str, Any] = {
 """The keys we understand, with the values that MaxText 0.2.5 takes where a configuration does not have them."""
 
 
-def maxtext_semantics(config: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool) -> Semantics:
+def maxtext_semantics(
+    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool
+) -> Semantics:
     """What MaxText 0.2.5 computes under a configuration.
 
     Args:
       config: keys of its model configuration; those that are missing have MaxText's own defaults.
+      needed: keys that decide over the architecture, with the values that the checkpoint's tensors need.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
       has_unembedding: the checkpoint has an output projection.
 
@@ -94,9 +98,9 @@ def maxtext_semantics(config: Mapping[str, Any], *, norm_after_rope: bool, has_u
       UsageError: the configuration is of a model that we cannot compute, or contradicts the checkpoint.
     """
     keys = {**STOCK_KEYS, **config}
-    for key, needed in {"decoder_block": "envy", "use_qk_norm": True}.items():
-        if keys[key] != needed:
-            raise UsageError(f"{key} is {keys[key]!r}; logits are computed for {key}={needed} only")
+    for key, value in needed.items():
+        if keys[key] != value:
+            raise UsageError(f"{key} is {keys[key]!r}; the checkpoint's tensors need {key}={value}")
     if keys["capacity_factor"] > 0:
         raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
     tied = bool(keys["logits_via_embedding"])

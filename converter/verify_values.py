@@ -21,6 +21,7 @@ from converter.memory import ByteBudget
 from converter.plan import Plan, Task
 from converter.progress import Progress
 from converter.source_blocks import SourceBlocks
+from converter.values import Scale
 from converter.verification import run_units
 from converter.verify_blocking import chunk_cover, cut_task
 
@@ -96,15 +97,16 @@ class ValueComparison:
                 for number, leaf in enumerate(task.leaves):
                     if leaf.path in windows:
                         box = target_box(task.axis_map, span, number)
-                        self._block(leaf.path, cut, number, box, blocks, windows[leaf.path])
+                        self._block(task, cut, number, box, blocks, windows[leaf.path])
         if left.down():
             reader.close()
             for path in windows:
                 self._progress.leaf_done(path)
 
     def _block(
-        self, path: str, cut: AxisMap, number: int, box: Box, blocks: list[np.ndarray], window: "_Window"
+        self, task: Task, cut: AxisMap, number: int, box: Box, blocks: list[np.ndarray], window: "_Window"
     ) -> None:
+        path = task.leaves[number].path
         try:
             found = window.read(box)
         except VerificationError as error:
@@ -118,6 +120,8 @@ class ValueComparison:
                 starts = [low + part.start for low, part in zip(lows, piece.target_slices, strict=True)]
                 steps = [part.step for part in piece.target_slices]
                 expected = piece.rearrange(blocks[piece.source][piece.source_slices])
+                if isinstance(task.value, Scale):
+                    expected = task.value.apply(expected, task.axis_map.sizes)
                 comparison.add(starts, steps, expected, found[piece.target_slices])
         self._progress.advance(found.nbytes)
 

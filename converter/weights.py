@@ -1,13 +1,7 @@
-"""An Envy model's weights, read lazily: one interface over an AXLearn and over a MaxText checkpoint.
+"""A model's weights, read lazily: one interface over an AXLearn and over a MaxText checkpoint.
 
-A tensor is a `View`: it looks the same whichever checkpoint it comes from (axis order below), and is read block by
-block. Names and their axes, H being the head dimension in the checkpoint's own order of rotated pairs:
-
-    embedding [V,D]  unembedding [D,V], where it is stored  final_norm [D]
-    of a layer: attention_norm [D]  query [D,N,H]  key, value [D,K,H]  query_scale, key_scale [H]  out [N,H,D]
-                ffn_norm [D]  post_ffn_norm [D], where the model has it
-      dense: wi_0, wi_1 [D,F]  wo [F,D]
-      mixture of experts: gate [D,E]  expert_wi_0, expert_wi_1 [E,D,F]  expert_wo [E,F,D]
+A tensor is a `View`: it looks the same whichever checkpoint it comes from, and is read block by block. Its name is its
+role in the model, see `roles`; the head dimension is in the checkpoint's own order of rotated pairs.
 """
 
 from collections.abc import Mapping
@@ -16,9 +10,9 @@ from typing import Any
 
 from converter.array_view import StoredArray, View
 from converter.errors import SourceError
+from converter.roles import KEY_SCALE, QUERY_SCALE, RANKS
 
-RANKS = {"query": 3, "key": 3, "value": 3, "out": 3, "expert_wi_0": 3, "expert_wi_1": 3, "expert_wo": 3}
-REQUIRED = ("attention_norm", "query", "key", "value", "query_scale", "key_scale", "out", "ffn_norm")
+REQUIRED = ("attention_norm", "query", "key", "value", "out", "ffn_norm")
 
 
 @dataclass(frozen=True)
@@ -67,17 +61,23 @@ class Weights:
         Raises:
           SourceError: shapes that no model has; `details` has a line for each finding.
         """
-        problems: list[str] = []
+        problems = [f"{name} is missing" for name in ("embedding", "final_norm") if name not in self.top]
+        if not self.layers:
+            problems.append("there are no layers")
+        if problems:
+            raise SourceError(f"{self.path}: these tensors make no decoder", problems)
         for number, layer in enumerate(self.layers):
             missing = [name for name in REQUIRED if name not in layer]
             experts = "expert_wi_0" in layer
             wanted = ("gate", "expert_wi_0", "expert_wi_1", "expert_wo") if experts else ("wi_0", "wi_1", "wo")
             missing += [name for name in wanted if name not in layer]
+            if (QUERY_SCALE in layer) != (KEY_SCALE in layer):
+                missing += [name for name in (QUERY_SCALE, KEY_SCALE) if name not in layer]
             problems += [f"layer {number}: {name} is missing" for name in missing]
             if not missing:
                 problems += [f"layer {number}: {text}" for text in _shape_problems(layer, self.width)]
         if problems:
-            raise SourceError(f"{self.path}: no Envy model can have these tensors", problems[:20])
+            raise SourceError(f"{self.path}: these tensors make no decoder", problems[:20])
 
 
 def layer_view(array: StoredArray, axis: int | None, repeat: int, order: tuple[int, ...] | None = None) -> View:
@@ -101,7 +101,7 @@ def layer_view(array: StoredArray, axis: int | None, repeat: int, order: tuple[i
 
 def _shape_problems(layer: Mapping[str, View], width: int) -> list[str]:
     shapes = {name: view.shape for name, view in layer.items()}
-    bad = [name for name, shape in shapes.items() if len(shape) != _rank(name)]
+    bad = [name for name, shape in shapes.items() if len(shape) != RANKS[name]]
     if bad:
         return [f"{name} ({layer[name].array.name}) has shape {list(shapes[name])}" for name in bad]
     _, heads, size = shapes["query"]
@@ -132,7 +132,3 @@ def _shape_problems(layer: Mapping[str, View], width: int) -> list[str]:
     if not found and (kv_heads == 0 or heads % kv_heads):
         found.append(f"{heads} query heads do not share {kv_heads} key heads evenly")
     return found
-
-
-def _rank(name: str) -> int:
-    return RANKS.get(name, 2 if name in ("wi_0", "wi_1", "wo", "gate") else 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from converter import envy_model
-from converter.axlearn_weights import axlearn_weights
+from converter.checkpoint_weights import axlearn_weights
 from converter.envy_model import Variant, run, working_memory
 from converter.logits import INTERPRETER, open_model
 from converter.mapping_file import find_mapping
@@ -26,7 +26,7 @@ from tests.helpers.envy_float64 import reference_logits
 DATA = Path(__file__).parent / "data"
 ENVY = find_mapping("envy")
 CONVERTED = converted_keys(ENVY, {})
-AXLEARN = axlearn_semantics(source_arithmetic(ENVY, CONVERTED))
+AXLEARN = axlearn_semantics(source_arithmetic(ENVY, CONVERTED), tied=True)
 
 
 def as_tokens(ids: np.ndarray) -> Tokens:
@@ -177,10 +177,11 @@ def test_the_budget_holds_for_long_sequences(cli: Cli, tmp_path: Path):
     assert done.document["peak_memory"] <= needed
 
 
-def test_other_families_are_refused():
+def test_a_table_without_roles_is_refused(tmp_path):
     from converter.errors import MappingError
 
-    source = open_source(str(DATA / "axlearn" / "micro-hybrid"), mapping=None)
-    object.__setattr__(source.match.table, "name", "other")
-    with pytest.raises(MappingError, match="Envy models only"):
+    lines = Path("mappings/envy.toml").read_text().splitlines()
+    (tmp_path / "mine.toml").write_text("\n".join(line for line in lines if not line.startswith("role = ")))
+    source = open_source(str(DATA / "axlearn" / "micro-hybrid"), mapping=str(tmp_path / "mine.toml"))
+    with pytest.raises(MappingError, match="gives no roles to its tensors"):
         axlearn_weights(source)

@@ -117,22 +117,28 @@ def test_a_source_consumed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("query", "expected"),
+    ("old", "new", "expected"),
     [
-        (
-            "{layer}/nowhere",
-            "layer/layer0/nowhere, which no row reads",
-        ),
-        ("{layer}/self_attention/norm/scale", "[fidelity] needs q and k scales of one even length"),
+        ('role = "query_scale"', 'role = "query_scal"', "unknown role 'query_scal'; did you mean 'query_scale'?"),
+        ('role = "query_scale"', 'role = ["query_scale", "key_scale"]', "2 roles for 1 MaxText tensors"),
+        ('role = ["query", "key", "value"]', 'role = "query"', "1 roles for 3 MaxText tensors"),
+        ('role = "query_scale"', 'role = "final_norm"', "role 'final_norm' belongs to a tensor outside of the layers"),
+        ('role = "embedding"', 'role = "out"', "role 'out' belongs to a tensor in a layer"),
+        ('fit = "qk_norm"', 'fit = "qk"', "unknown fit 'qk'; expected qk_norm"),
+        ('fit = "qk_norm"', 'fit = "qk_norm"\nscale = 2.0', "a row has a scale or a fit, not both"),
+        ('role = "embedding"', 'scale = { size = "pairs", power = -0.5 }', "scale: unknown axis 'pairs'"),
+        ('role = "embedding"', "scale = 0", "scale must be finite and not zero, found 0"),
+        ('role = "embedding"', "scale = inf", "scale must be finite and not zero, found inf"),
+        ('role = "embedding"', "scale = { siz = 2 }", "scale must be a number or { size, times, power, constant }"),
+        ('role = "embedding"', "scale = {}", "scale must be a number or { size, times, power, constant }"),
+        ('role = "embedding"', "scale = true", "scale must be a number or { size, times, power, constant }"),
     ],
 )
-def test_fidelity_that_names_other_tensors(
-    query: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_roles_and_values_that_do_not_fit(
+    old: str, new: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "mine.toml"
-    start = ENVY.index("query_scale")
-    end = ENVY.index("\n", start)
-    table.write_text(f'{ENVY[:start]}query_scale = "{query}"{ENVY[end:]}')
+    table.write_text(replaced(old, new))
     assert expected in refused(capsys, 4, SOURCE, tmp_path / "out", "--mapping", table)
     nothing_left(tmp_path, "mine.toml")
 

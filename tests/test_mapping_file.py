@@ -89,7 +89,11 @@ def test_a_valid_table() -> None:
         ),
         ('reason = "state"', "", ["t.toml:19: [drop] lacks 'reason', a text"]),
         ('reason = "state"', "reason = 7", ["t.toml:21: reason must be a text, found 7"]),
-        ('moe = "gate/weight"', "", ["t.toml:10: choice 'ffn' needs at least two kinds"]),
+        (
+            'dense = "wide/weight"\nmoe = "gate/weight"',
+            "",
+            ["t.toml:10: choice 'ffn' has no kinds; expected one or more, each with the tensor that shows it"],
+        ),
         (
             'maxtext = "{layer}/wide/kernel"',
             'maxtext = ["{layer}/a", "{layer}/b"]',
