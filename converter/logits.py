@@ -141,8 +141,8 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     file = beside if os.path.isfile(beside) else None
     converted = converted_keys(table, weights.settings)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
-    needed = {"use_qk_norm": QUERY_SCALE in weights.layers[0]}
-    needed |= {key: converted[key] for key in ("decoder_block",) if key in converted}
+    needed = {key: converted[key] for key in ("decoder_block",) if key in converted}
+    needed["use_qk_norm"] = QUERY_SCALE in weights.layers[0]
     semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
     check_semantics(semantics, weights.experts)
     origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"

@@ -70,7 +70,7 @@ def test_the_configuration_beside_the_checkpoint_is_used(tmp_path):
     with pytest.raises(SourceError, match="decoder_block"):
         open_model(str(tmp_path))
     (tmp_path / "maxtext.yml").write_text("decoder_block: llama2\n")
-    with pytest.raises(UsageError, match="decoder_block=envy only"):
+    with pytest.raises(UsageError, match="tensors need decoder_block=envy"):
         open_model(str(tmp_path))
 
 
