@@ -16,12 +16,15 @@ from typing import Any
 
 import pytest
 import tensorstore as ts
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from converter import cli
 from converter.axes import Expression, ExpressionError
 from converter.cli import run as run_cli
 from converter.errors import UsageError, VerificationError
+from converter.mapping_file import load_bundled
 from converter.maxtext import override_config
 from converter.zarr2 import open_spec, read_array
 from mappings import table_path
@@ -41,6 +44,16 @@ def cases(count: int) -> Any:
         suppress_health_check=[HealthCheck.too_slow],
         database=None,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> Iterator[None]:
+    """What every process makes once is made once for all cases: the commands' parser, and the bundled tables."""
+    tables = load_bundled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("converter.cli.app", typer.main.get_command(cli.app))
+        patch.setattr("converter.source.load_bundled", lambda: tables)
+        yield
 
 
 @pytest.fixture(scope="module")
