@@ -16,14 +16,21 @@ from typing import Any
 
 import pytest
 import tensorstore as ts
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from converter import cli
 from converter.axes import Expression, ExpressionError
 from converter.bundled import table_path
 from converter.cli import run as run_cli
 from converter.errors import UsageError, VerificationError
+<<<<<<< HEAD
 from converter.settings import override_config
+=======
+from converter.mapping_file import load_bundled
+from converter.maxtext import override_config
+>>>>>>> p5
 from converter.zarr2 import open_spec, read_array
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import DOCUMENTED
@@ -41,6 +48,16 @@ def cases(count: int) -> Any:
         suppress_health_check=[HealthCheck.too_slow],
         database=None,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> Iterator[None]:
+    """What every process makes once is made once for all cases: the commands' parser, and the bundled tables."""
+    tables = load_bundled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("converter.cli.app", typer.main.get_command(cli.app))
+        patch.setattr("converter.source.load_bundled", lambda: tables)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from converter.schemas import SCHEMAS
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 from tests.helpers.damage import edit, edit_index
-from tests.helpers.permissions import obey_permissions
+from tests.helpers.permissions import unprivileged
 
 UNCOMMITTED = AXLEARN / "micro-hybrid-uncommitted"
 PASSED_OVER = "/step_00000200 was passed over: it has no index file, so its save or its copy did not finish"
@@ -99,15 +97,6 @@ def test_an_ema_is_named_and_the_raw_parameters_are_converted(tmp_path: Path, cl
     assert (verified["ok"], verified["notes"]) == (True, [EMA])
 
 
-def unprivileged(*arguments: object) -> tuple[int, str]:
-    """Runs a command that obeys file permissions; exit code and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "converter", *map(str, arguments)], preexec_fn=obey_permissions,
-        capture_output=True, text=True, check=False, timeout=600, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
-    return done.returncode, done.stderr
-
-
 @pytest.fixture
 def trainer(tmp_path: Path) -> Path:
     for number in (100, 200):
@@ -131,15 +120,16 @@ def test_no_permission_is_not_absence(place: str, trainer: Path) -> None:
     mode = denied.stat().st_mode
     denied.chmod(0)
     try:
-        code, message = unprivileged("plan", trainer)
-        assert (code, len(message.splitlines())) == (3, 1)
+        done = unprivileged("plan", trainer)
+        message = done.stderr
+        assert (done.returncode, len(message.splitlines())) == (3, 1)
         assert f"{denied}" in message
         assert expected in message
         assert "Permission denied" in message
         if "step_" in where:
             assert "--step" in message
-            assert unprivileged("plan", trainer, "--step", 100)[0] == 0
-            assert unprivileged("plan", trainer, "--step", 200)[0] == 3
+            assert unprivileged("plan", trainer, "--step", 100).returncode == 0
+            assert unprivileged("plan", trainer, "--step", 200).returncode == 3
     finally:
         denied.chmod(mode)
 
@@ -149,8 +139,9 @@ def test_a_named_step_needs_no_permission_to_list(trainer: Path) -> None:
     for place in places:
         place.chmod(0o300)
     try:
-        assert unprivileged("plan", trainer)[0] == 3
-        assert unprivileged("plan", trainer, "--step", 100) == (0, "")
+        assert unprivileged("plan", trainer).returncode == 3
+        done = unprivileged("plan", trainer, "--step", 100)
+        assert (done.returncode, done.stderr) == (0, "")
     finally:
         for place in places:
             place.chmod(0o700)
@@ -160,10 +151,7 @@ def test_inspect_tells_what_it_may_not_read(trainer: Path) -> None:
     step = trainer / "checkpoints" / "step_00000200"
     step.chmod(0)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "converter", "inspect", str(trainer), "--json"], preexec_fn=obey_permissions,
-            capture_output=True, text=True, check=True, timeout=600, cwd=Path(__file__).parents[1],
-        )  # fmt: skip
+        done = unprivileged("inspect", trainer, "--json")
     finally:
         step.chmod(0o700)
     document = json.loads(done.stdout)

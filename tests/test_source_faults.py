@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from converter.cli import run as run_cli
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 from tests.helpers.damage import cut_to, edit, replace_by_dangling_link, replace_by_directory, replace_by_pipe
-from tests.helpers.permissions import obey_permissions
+from tests.helpers.permissions import unprivileged
 from tests.helpers.refusals import nothing_published, refused
 
 PASSED = f"{STACK}/layer1/feed_forward/wi_0_weight"
@@ -26,7 +24,6 @@ SCALE = f"{STACK}/layer0/self_attention/attention/scale_query/norm/scale"
 STEP = "step_00000100"
 
 each_tensor = pytest.mark.parametrize("path", [PASSED, REWRITTEN], ids=["passed", "rewritten"])
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -81,10 +78,7 @@ def test_a_chunk_of_another_array(source: Path, tmp_path: Path, capsys: pytest.C
 @each_tensor
 def test_unreadable_files(path: str, name: str, source: Path, tmp_path: Path) -> None:
     (source / "gda" / path / name).chmod(0)
-    done = subprocess.run(
-        [sys.executable, "-m", "converter", "convert", "-q", str(source), str(tmp_path / "out")],
-        preexec_fn=obey_permissions, capture_output=True, text=True, check=False, timeout=600, cwd=ROOT,
-    )  # fmt: skip
+    done = unprivileged("convert", "-q", source, tmp_path / "out")
     assert done.returncode == 3, done.stderr
     assert path in done.stderr
     assert "Permission denied" in done.stderr
