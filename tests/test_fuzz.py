@@ -25,12 +25,8 @@ from converter.axes import Expression, ExpressionError
 from converter.bundled import table_path
 from converter.cli import run as run_cli
 from converter.errors import UsageError, VerificationError
-<<<<<<< HEAD
-from converter.settings import override_config
-=======
 from converter.mapping_file import load_bundled
-from converter.maxtext import override_config
->>>>>>> p5
+from converter.settings import override_config
 from converter.zarr2 import open_spec, read_array
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import DOCUMENTED
