@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from converter.errors import Ax2mtError
+from converter.errors import Ax2mtError, UsageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)")
 
@@ -64,15 +64,22 @@ def locate(text: str, error: type[Ax2mtError]) -> Location:
             raise error(f"{text}: no such user; write ./{text} for a name that begins with '~'")
     if "\0" in path:
         raise error(f"{text}: invalid path: it holds a zero byte")
-    try:
-        path = os.path.join(os.getcwd(), path)
-    except OSError as problem:
-        raise error(f"{text}: the current directory no longer exists ({problem.strerror}); cd to another") from None
+    if not os.path.isabs(path):
+        path = os.path.join(_current_directory(text), path)
     # Only the file system knows where `..` leads from a symbolic link; "/." makes a `..` at the end one in the middle.
     head, parent, tail = f"{path}/.".rpartition("/../")
     path = os.path.join(os.path.realpath(head + "/.."), tail) if parent else path
     # normpath keeps two leading slashes, which mean nothing on Linux and macOS.
     return Location(given=text, path=re.sub("^//+", "/", os.path.normpath(path)))
+
+
+def _current_directory(text: str) -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise UsageError(
+            f"{text}: the current directory was removed; change to another one, or give absolute paths"
+        ) from None
 
 
 def check_readable(path: str, error: type[Ax2mtError]) -> None:

@@ -89,6 +89,8 @@ class NoCommit:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def check(self) -> None: ...
+
     def commit(self, _: object) -> None:
         raise VerificationError("everything is ready to be committed")
 

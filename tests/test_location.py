@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from converter.errors import DestinationError, SourceError
+from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import check_committable, check_readable, locate
 
 
@@ -89,7 +89,7 @@ def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(SourceError, match="the current directory no longer exists"):
+    with pytest.raises(UsageError, match="the current directory was removed"):
         locate("x", SourceError)
 
 

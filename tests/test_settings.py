@@ -191,7 +191,7 @@ def test_a_table_without_arithmetic(cli: Cli, tmp_path: Path) -> None:
         ('rope_theta = "rope_max_timescale"', 'rope_theta = "rope_max_timescal"', "no number 'rope_max_timescal' in"),
         ('rope_theta = "rope_max_timescale"', 'rope_theta = "use_qk_norm"', "no number 'use_qk_norm' in [config]"),
         ("share_epsilon = 1e-09", "share_epsilon = true", "share_epsilon must be"),
-        ("share_epsilon = 1e-09", "", "[arithmetic] lacks 'share_epsilon'"),
+        ('norm_epsilon = "normalization_layer_epsilon"', "", "[arithmetic] lacks 'norm_epsilon'"),
         ('value = 500000, set = "model"', 'value = 500000, set = "modl"', "set must be 'model' or 'training'"),
         ('size = "embed" }', 'size = "embed", set = "model" }', "set must be 'model' or 'training', and needs a value"),
         ('at_most = "experts"', 'at_most = "expert"', "unknown axis 'expert'; did you mean 'experts'?"),

@@ -23,7 +23,7 @@ def test_no_advice_against_what_was_set_for_the_source(setting: str, cli: Cli, t
     out = convert(cli, EQUAL_PAIRS, tmp_path / "out", "--set", setting)
     compared = cli("verify", EQUAL_PAIRS, out, "--logits", "--json")
     assert (compared.code, compared.document["verdict"], compared.document["causes"]) == (0, "equal", [])
-    assert compared.document["source"]["semantics_from"] == f"AXLearn's Envy with {setting}"
+    assert compared.document["source"]["semantics_from"] == f"AXLearn's 'envy' with {setting}"
     assert cli("verify", EQUAL_PAIRS, out).code == 0
     # The yml can be lost or left behind: the step's own metadata says it too.
     (out / "maxtext.yml").unlink()

@@ -48,8 +48,6 @@ def test_every_path_that_may_mean_a_step(tmp_path: Path, monkeypatch: pytest.Mon
     assert found(latest + "/", 100) == latest + "/"
     (tmp_path / "link").symlink_to(latest)
     assert found(str(tmp_path / "link"), 100) == str(tmp_path / "link")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert found("~/trainer") == latest
     monkeypatch.chdir(tmp_path)
     assert found("trainer") == os.path.join("trainer", "checkpoints", "step_00000100")
 
@@ -183,9 +181,6 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     make_steps(tmp_path / "begun", uncommitted=(5, 6))
-    assert refusal("gs://bucket/run") == (
-        "gs://bucket/run: remote storage is not supported; copy the step directory to a file system first"
-    )
     expected = "expected an AXLearn step or trainer directory"
     assert refusal(tmp_path / "gone") == f"{tmp_path}/gone does not exist; {expected}"
     assert refusal(tmp_path / "file") == f"{tmp_path}/file is not a directory; {expected}"
