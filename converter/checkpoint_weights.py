@@ -155,7 +155,7 @@ def _order(branch: Branch) -> tuple[int, ...] | None:
     sources = [key(product) for product in branch.source_dims]
     targets = [key(product) for product in branch.target_dims if product != (LAYER_AXIS,)]
     wanted = [product for product in sources if product != key((LAYER_AXIS,))]
-    if sorted(map(str, targets)) != sorted(map(str, wanted)) or len(set(wanted)) != len(wanted):
+    if Counter(targets) != Counter(wanted) or len(set(wanted)) != len(wanted):
         return None
     return tuple(sources.index(target) for target in targets)
 

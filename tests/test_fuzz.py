@@ -106,7 +106,7 @@ def converts_as_far_as(source: Path, *arguments: object) -> tuple[int, str]:
     assert "Traceback" not in err.getvalue()
     assert not target.exists()
     for left in source.parent.glob("out*"):
-        shutil.rmtree(left)
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     assert (code == REACHED) == ("everything is ready to be committed" in err.getvalue())
     return code, err.getvalue()
 
