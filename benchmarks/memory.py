@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.machine import describe
 from benchmarks.measure import measure
 from benchmarks.source import CACHE, memory_source
-from converter.memory import parse_size
+from converter.words import parse_size
 
 ALLOWANCE = 350 << 20
 SOURCES = {

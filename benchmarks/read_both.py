@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from converter.memory import reuse_freed_memory
+from converter.work import reuse_freed_memory
 
 THREADS = 2
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.machine import describe, describe_line
 from benchmarks.measure import Measurement, evict, measure, warm
 from benchmarks.source import CACHE, random_source
-from converter.memory import parse_size
+from converter.words import parse_size
 
 ROUTES: dict[str, list[str]] = {
     "default": [],

@@ -11,7 +11,7 @@ from statistics import median
 from benchmarks.machine import describe
 from benchmarks.measure import Measurement, measure
 from benchmarks.source import CACHE, random_source
-from converter.memory import parse_size
+from converter.words import parse_size
 
 RATIO = 1.5
 """Wall time that verify may take, of reading both sides once."""

@@ -27,7 +27,7 @@ def main() -> None:
     from converter.environment import prepare
 
     prepare()
-    from converter.cli import main as run
+    from converter.cli.app import main as run
 
     run()
 

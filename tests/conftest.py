@@ -17,7 +17,7 @@ from tests.helpers import mounts
 
 # isort: split
 # Imported here, so that conversions in this process let Orbax commit in it: one process each would take twice as long.
-import converter.orbax  # noqa: F401
+import converter.checkpoints.orbax_commit  # noqa: F401
 from tests.helpers import environments
 from tests.helpers.restorer import Restorer
 
@@ -76,9 +76,9 @@ def golden() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Converts a golden once a session, with the given options; the result is shared and must not be changed."""
-    from converter.convert import Request, convert
-    from converter.plan import Options
-    from converter.progress import Silent
+    from converter.conversion.run import Request, convert
+    from converter.planning.options import Options
+    from converter.work import Silent
 
     done: dict[tuple[str, Options], Path] = {}
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from converter.convert import Request, Result, convert
-from converter.plan import Options
-from converter.progress import Silent
+from converter.conversion.run import Request, Result, convert
+from converter.planning.options import Options
+from converter.work import Silent
 
 REQUEST = ("jobs", "overwrite", "fresh", "require_exact", "step", "settings")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from converter.weights import Weights
+from converter.forward.weights import Weights
 
 Observer = Callable[[str, np.ndarray], None]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from converter import cli
-from converter.destination import JOURNAL_SUFFIX, SUFFIX
+from converter.cli import app as cli
+from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 7, 130}
 """Exit codes that a user may meet; 1 is a fault of the program."""

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from converter.destination import is_maxtext_checkpoint
-from converter.stage import journal_path, stage_path
+from converter.checkpoints.maxtext import is_maxtext_checkpoint
+from converter.conversion.stage import journal_path, stage_path
 
 ROUTES = (
     (),

@@ -1,0 +1,196 @@
+"""Decodes and encodes single chunks in as little memory and as few copies as possible.
+
+TensorStore would do, at twice the CPU time and three times the memory (BENCHMARKS.md): here a chunk is decoded slab by
+slab, and encoded piece by piece into the memory that its file is written from. Chunks that are compressed with
+something else than zstd are left to TensorStore (see `block_reader`).
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from converter.arrays.array import ArraySpec, chunk_key
+from converter.arrays.zstd_frame import FrameCheck
+from converter.errors import SourceError
+
+READ_SIZE = 256 << 10
+"""Compressed bytes that are read at once: they stay in a core's cache until they are decoded."""
+
+FEED_SIZE = 4 << 20
+WINDOW_LOG = 17
+"""A window that fits a core's cache: a tenth less time than with the level's own, and weights repeat nothing anyway."""
+
+MAX_WINDOW = 1 << 27
+"""zstd's window for the levels that AXLearn uses is at most 8 MiB; a frame that asks for more than this is refused."""
+
+
+def can_decode(array: ArraySpec) -> bool:
+    """Whether chunks of this array can be decoded here, also piece by piece."""
+    return array.order == "C" and (array.compressor is None or array.compressor.get("id") == "zstd")
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """numpy's dtype for a dtype name; the ones numpy lacks come from ml_dtypes."""
+    if name in ("bfloat16", "int4") or name.startswith("float8"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def decode_chunk(array: ArraySpec, index: tuple[int, ...], out: np.ndarray | None = None) -> np.ndarray:
+    """Decodes a whole chunk.
+
+    Args:
+      array: the array.
+      index: the chunk's place in the grid.
+      out: a C-contiguous array of the chunk's shape to decode into, or None for a new one.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    ((_, values),) = slabs(array, index, array.chunks, out)
+    return values
+
+
+def slabs(
+    array: ArraySpec, index: tuple[int, ...], slab: tuple[int, ...], out: np.ndarray | None = None
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """Decodes a chunk once, from front to back, as slabs along its slowest axes.
+
+    A chunk that is larger than memory can be handled so: a zstd frame decodes as a stream, and a slab is one run of
+    the decoded bytes.
+
+    Args:
+      array: the array.
+      index: the chunk's place in the grid.
+      slab: shape of a slab: 1 along the slowest dimensions, a divisor of the chunk's length along one, and whole along
+        the rest.
+      out: a C-contiguous array of the slab's shape to use for every slab, or None for a new one each time.
+
+    Yields:
+      The slab's offset inside the chunk, and its elements; slabs in an edge chunk's padding too.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    where = f"{array.path}: chunk {chunk_key(index)}"
+    dtype = storage_dtype(array.dtype)
+    with _open_stream(array, index, where) as stream:
+        steps = (range(0, length, step) for length, step in zip(array.chunks, slab, strict=True))
+        for offset in itertools.product(*steps):
+            values = np.empty(slab, dtype) if out is None else out
+            _fill(stream, values, where)
+            yield offset, values
+
+
+def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
+    """Decodes a chunk in little memory, only to see that it can be decoded.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
+    """
+    where = f"{array.path}: chunk {chunk_key(index)}"
+    scratch = np.empty(FEED_SIZE, np.uint8)
+    with _open_stream(array, index, where) as stream:
+        rest = array.chunk_bytes
+        while rest:
+            piece = scratch[: min(rest, FEED_SIZE)]
+            _fill(stream, piece, where)
+            rest -= len(piece)
+
+
+def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool) -> Callable[[memoryview], int]:
+    """Begins to encode a chunk.
+
+    Args:
+      values: the chunk, C-contiguous and of the chunk's full shape.
+      level: zstd's level; None for raw bytes.
+      checksum: write zstd's own checksum into the frame.
+
+    Returns:
+      A reader: puts the next encoded bytes into the memory it is given and tells how many, 0 at the end.
+    """
+    data = values.reshape(-1).view(np.uint8).data
+    if level is None:
+        return functools.partial(_take_raw, [data])
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, source_size=len(data), window_log=WINDOW_LOG, write_checksum=checksum, write_content_size=True
+    )
+    # Asked for more than a block, zstd compresses straight into the memory it is given.
+    return zstandard.ZstdCompressor(compression_params=parameters).stream_reader(data, size=len(data)).readinto
+
+
+def _take_raw(rest: list[memoryview], room: memoryview) -> int:
+    """Moves what there is room for; `rest` holds the bytes that are left."""
+    count = min(len(room), len(rest[0]))
+    room[:count], rest[0] = rest[0][:count], rest[0][count:]
+    return count
+
+
+@contextmanager
+def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterator[Any]:
+    """The decoded bytes of a chunk as a stream; faults of reading and decoding become errors that name the chunk.
+
+    The block must read all of them: behind it the file has to end.
+    """
+    file = os.path.join(array.directory, chunk_key(index))
+    try:
+        with open(file, "rb", buffering=0) as raw:
+            if array.compressor is None:
+                yield raw
+                _expect_end(raw, array, where)
+                return
+            watched: Any = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
+            decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+            stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
+            yield stream
+            _expect_end(stream, array, where)
+            watched.finish()
+    except OSError as error:
+        raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
+    except zstandard.ZstdError as error:
+        raise SourceError(f"{where}: {file} cannot be decoded: {error}") from None
+
+
+class _WatchedFile:
+    """A file whose outline is checked while it is decoded.
+
+    The decoder keeps silent about a last block or checksum that is cut off, and about a few bytes too many.
+    """
+
+    def __init__(self, raw: Any, check: FrameCheck):
+        self.raw = raw
+        self.check = check
+
+    def read(self, size: int) -> bytes:
+        data = self.raw.read(size)
+        self.check.feed(data)
+        return data
+
+    def finish(self) -> None:
+        """Ends the check; what the decoder has not asked for counts too."""
+        while self.read(READ_SIZE):
+            pass
+        self.check.finish()
+
+
+def _expect_end(stream: Any, array: ArraySpec, where: str) -> None:
+    if stream.read(1):
+        raise SourceError(f"{where}: holds more than its {array.chunk_bytes} bytes")
+
+
+def _fill(stream: Any, values: np.ndarray, where: str) -> None:
+    view = values.reshape(-1).view(np.uint8).data
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done : done + FEED_SIZE])
+        if not count:
+            raise SourceError(f"{where}: ends too early; the file is truncated or is not the chunk of this array")
+        done += count

@@ -1,0 +1,264 @@
+"""Writes the chunks of one staged leaf, as files of a zarr directory or of an OCDBT database.
+
+A chunk appears under its key only when it is whole. Its checksum is computed on the way, and so is the digest of the
+bytes as they are stored.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from crc32c import crc32c
+
+from converter.arrays.array import Leaf
+from converter.arrays.digest import start_chunk
+from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
+from converter.errors import DestinationError, SourceError
+from converter.storage import ChunkFile, open_chunk_file, write_error
+
+READ_SIZE = 4 << 20
+TAKE_SIZE = 1 << 20
+"""Small enough that what was encoded is still in the processor's cache when it is summed."""
+
+CRC_BYTES = 4
+ROOT = os.path.join(NODES, "root")
+"""The node of a leaf's OCDBT database."""
+
+
+class LeafStore:
+    """The place of one leaf; safe to use from several threads."""
+
+    def __init__(self, leaf: Leaf, directory: str, *, database_key: str | None):
+        """Creates the leaf's directory and metadata, or takes over what an earlier run left.
+
+        Args:
+          leaf: the leaf.
+          directory: its own directory.
+          database_key: the leaf's key inside an OCDBT database; None for plain files.
+
+        Raises:
+          DestinationError: the directory or the metadata cannot be written.
+        """
+        self.leaf = leaf
+        self.directory = directory
+        self.digests: dict[tuple[int, ...], int] = {}
+        self._database_key = database_key
+        self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
+        metadata = leaf.encoding.metadata(leaf.shape, leaf.chunks, leaf.dtype)
+        path = self._metadata_path()
+        try:
+            os.makedirs(self._chunk_directory, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _write_small(path, json.dumps(metadata, separators=(",", ":")).encode())
+        except OSError as error:
+            raise write_error(path, error) from None
+
+    def finish(self) -> None:
+        """Ends a leaf whose chunks are all there; a database gets its index.
+
+        Raises:
+          DestinationError: a chunk is not there any more, or the index cannot be written.
+        """
+        if self._database_key is None:
+            return
+        values = {key: os.path.join(CHUNKS, key) for key in self._chunk_keys()}
+        values[self.leaf.encoding.metadata_name] = os.path.relpath(self._metadata_path(), self.directory)
+        try:
+            write_index(
+                self.directory,
+                ROOT,
+                {f"{self._database_key}/{key}": path for key, path in values.items()},
+            )
+        except OSError as error:
+            raise write_error(os.fspath(error.filename or self.directory), error) from None
+
+    def store_chunk(self, index: tuple[int, ...], size: int, fill: "Callable[[ChunkWriter], None]") -> None:
+        """Stores one chunk.
+
+        Args:
+          index: the chunk's place in the leaf's grid.
+          size: its bytes, about.
+          fill: is called with a writer that takes the encoded bytes, in order.
+
+        Raises:
+          DestinationError: it cannot be written.
+        """
+        file = self._create(index, size)
+        writer = ChunkWriter(file, index, with_crc=self.leaf.encoding.crc32c)
+        try:
+            fill(writer)
+            writer.commit()
+        except OSError as error:
+            file.abort()
+            raise write_error(self._name(index), error) from None
+        except BaseException:
+            file.abort()
+            raise
+        self.digests[index] = writer.digest()
+
+    def link_chunk(self, index: tuple[int, ...], source: str) -> None:
+        """Makes a chunk a hard link to a file of the source.
+
+        Raises:
+          SourceError: the source's file is not there any more.
+          DestinationError: the file systems do not allow it.
+        """
+        target = self._name(index)
+        try:
+            self._make_parents(target)
+            if not (os.path.lexists(target) and os.path.samefile(source, target)):
+                os.link(os.path.realpath(source), target)
+        except OSError as error:
+            if not os.path.exists(source):
+                raise SourceError(f"{source}: was removed while the source was read") from None
+            raise DestinationError(
+                f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
+                "file system that has hard links; to copy, run the command without --link and with --fresh"
+            ) from None
+
+    def has_chunk(self, index: tuple[int, ...]) -> bool:
+        """Whether an earlier run stored this chunk whole: it is there and its checksum is right."""
+        if not self.leaf.encoding.crc32c:
+            return False
+        sums = _Checksums(index, with_crc=True)
+        if not sums.matches(_pieces(self._name(index))):
+            return False
+        self.digests[index] = sums.digest()
+        return True
+
+    def missing_files(self) -> int:
+        """How many files of the finished leaf are not there, by their names alone."""
+        chunks = (os.path.join(self._chunk_directory, key) for key in self._chunk_keys())
+        others = [self._metadata_path()]
+        if self._database_key is not None:
+            others += [os.path.join(self.directory, name) for name in (MANIFEST_NAME, ROOT)]
+        return sum(not os.path.isfile(path) for path in itertools.chain(others, chunks))
+
+    def _chunk_keys(self) -> Iterator[str]:
+        return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
+
+    def _metadata_path(self) -> str:
+        if self._database_key is not None:
+            return os.path.join(self.directory, NODES, "metadata")
+        return os.path.join(self.directory, self.leaf.encoding.metadata_name)
+
+    def _name(self, index: tuple[int, ...]) -> str:
+        return os.path.join(self._chunk_directory, self.leaf.encoding.chunk_key(index))
+
+    def _create(self, index: tuple[int, ...], size: int) -> ChunkFile:
+        path = self._name(index)
+        try:
+            self._make_parents(path)
+            return open_chunk_file(path, size)
+        except OSError as error:
+            raise write_error(path, error) from None
+
+    def _make_parents(self, path: str) -> None:
+        """Nested keys have directories of their own.
+
+        The leaf's own is never made anew: had it vanished, then so had the chunks that were in it.
+        """
+        parent = os.path.dirname(path)
+        if parent != self._chunk_directory and os.path.isdir(self._chunk_directory):
+            os.makedirs(parent, exist_ok=True)
+
+
+def _write_small(path: str, data: bytes) -> None:
+    file = ChunkFile(path)
+    try:
+        file.write(data)
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    """The content of a file, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(READ_SIZE):
+                yield piece
+    except OSError:
+        return
+
+
+class _Checksums:
+    """The running checksum and digest of a chunk's stored bytes."""
+
+    def __init__(self, index: tuple[int, ...], *, with_crc: bool):
+        self.with_crc = with_crc
+        self.crc = 0
+        self.hash = start_chunk(index)
+
+    def add(self, data: Any) -> None:
+        if not len(data):
+            return
+        if self.with_crc:
+            self.crc = crc32c(data, self.crc)
+        self.hash.update(data)
+
+    def trailer(self) -> bytes:
+        """What is stored behind the bytes so far, and counts for the digest."""
+        if not self.with_crc:
+            return b""
+        trailer = self.crc.to_bytes(CRC_BYTES, "little")
+        self.hash.update(trailer)
+        return trailer
+
+    def matches(self, pieces: Any) -> bool:
+        """Whether stored bytes end with the checksum of what comes before."""
+        held = b""
+        for piece in pieces:
+            data = held + piece
+            held = data[-CRC_BYTES:]
+            self.add(data[:-CRC_BYTES])
+        return held == self.trailer()
+
+    def digest(self) -> int:
+        return self.hash.intdigest()
+
+
+class ChunkWriter:
+    """Writes the bytes of one chunk, with their checksum at the end."""
+
+    def __init__(self, file: ChunkFile, index: tuple[int, ...], *, with_crc: bool):
+        self._file = file
+        self._sums = _Checksums(index, with_crc=with_crc)
+        self.takes_pages = file.takes_pages
+
+    def write(self, data: Any) -> None:
+        """Takes the next bytes."""
+        self._sums.add(data)
+        self._file.write(data)
+
+    def take(self, read: Callable[[memoryview], int]) -> None:
+        """Takes all bytes of a reader, which puts them into the memory it is given and tells how many, 0 at its end."""
+        while count := read(room := self._file.room()[:TAKE_SIZE]):
+            self._sums.add(room[:count])
+            self._file.added(count)
+
+    def add(self, data: Any) -> None:
+        """Counts bytes that reach the chunk on another way: with `clone` or `write_pages`."""
+        self._sums.add(data)
+
+    def clone(self, source: int) -> bool:
+        """Takes all bytes of an open file without copying them, where the file system can; tells whether it did."""
+        return self._file.clone(source)
+
+    def write_pages(self, pages: memoryview) -> None:
+        """Takes whole pages of memory; only where `takes_pages` says so, and before any `write`."""
+        self._file.write_pages(pages)
+
+    def commit(self) -> None:
+        """Makes the chunk appear."""
+        trailer = self._sums.trailer()
+        if trailer:
+            self._file.write(trailer)
+        self._file.commit()
+
+    def digest(self) -> int:
+        """The digest of all bytes, the checksum's included."""
+        return self._sums.digest()

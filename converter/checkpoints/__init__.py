@@ -1,0 +1,79 @@
+"""How arrays form a checkpoint: one module a format, names, commit, receipt."""
+
+from converter.checkpoints.axlearn import Checkpoint, is_committed, read_arrays
+from converter.checkpoints.axlearn_steps import open_step
+from converter.checkpoints.command import train_command
+from converter.checkpoints.commit import Commit, StagedLeaf
+from converter.checkpoints.committer import Committer
+from converter.checkpoints.inspection import Inspection, inspect
+from converter.checkpoints.kind import AXLEARN, check_alone, check_order, check_pair, check_source, checkpoint_kind
+from converter.checkpoints.maxtext import (
+    CUSTOM_METADATA,
+    Target,
+    TargetArray,
+    has_items,
+    is_maxtext_checkpoint,
+    open_target,
+    orbax_problems,
+)
+from converter.checkpoints.maxtext_config import config_yaml, parse_config, same_value, whole_config
+from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME, leaf_key
+from converter.checkpoints.receipt import (
+    NO_DIGEST,
+    Origin,
+    check_receipt,
+    file_digest,
+    is_recorded,
+    metadata_entry,
+    read_receipt,
+    read_records,
+    recorded_qk_norm,
+    recorded_settings,
+    stored_record,
+    write_receipt,
+)
+
+__all__ = [
+    "AXLEARN",
+    "CONFIG_NAME",
+    "CUSTOM_METADATA",
+    "NO_DIGEST",
+    "RECEIPT_NAME",
+    "Checkpoint",
+    "Commit",
+    "Committer",
+    "Inspection",
+    "Origin",
+    "StagedLeaf",
+    "Target",
+    "TargetArray",
+    "check_alone",
+    "check_order",
+    "check_pair",
+    "check_receipt",
+    "check_source",
+    "checkpoint_kind",
+    "config_yaml",
+    "file_digest",
+    "has_items",
+    "inspect",
+    "is_committed",
+    "is_maxtext_checkpoint",
+    "is_recorded",
+    "leaf_key",
+    "metadata_entry",
+    "open_step",
+    "open_target",
+    "orbax_problems",
+    "parse_config",
+    "read_arrays",
+    "read_receipt",
+    "read_records",
+    "recorded_qk_norm",
+    "recorded_settings",
+    "same_value",
+    "stored_record",
+    "train_command",
+    "whole_config",
+    "write_receipt",
+]

@@ -1,0 +1,234 @@
+"""An AXLearn step on disk, in the native format: the commit marker, the index, the arrays' metadata.
+
+    step_00000100/{index, gda/<path>/<zarr v2 array>}
+
+A step is committed when `index` is a file; it is written last (axlearn/common/checkpointer.py). `index` is a JSON list
+of pairs; a pair whose value is a dictionary is a tensor, with its shape as a text that holds a Python tuple.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from converter.arrays import MAX_DIMENSIONS, ArraySpec, read_array, unknown_dtype
+from converter.dtypes import ITEM_SIZES
+from converter.errors import SourceError
+
+MAX_INDEX_BYTES = 16 << 20
+"""An index of 100,000 tensors takes 13 MB; a larger file is not an index."""
+
+MAX_PATH = 1024
+"""Characters of a tensor's path; AXLearn's have about 100."""
+
+MAX_SHAPE_TEXT = 1024
+
+_SHAPE = re.compile(r"\(\s*(\d{1,19}\s*,\s*)*(\d{1,19}\s*,?\s*)?\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A tensor as the index lists it.
+
+    Attributes:
+      dtype: the name of its dtype; empty where the index has no text there.
+      shape: in elements; None where the index has no shape that can be read.
+      problem: why the tensor could not be converted, with the index's path; empty for a sound entry. What is left
+        behind anyway may have one.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed AXLearn step.
+
+    Attributes:
+      directory: the step directory.
+      step: the training step, from the index.
+      tensors: every tensor of the index, by path.
+      others: paths of index entries that are no tensors (iterator states).
+      notes: what is worth knowing about the choice of this step, one line each.
+    """
+
+    directory: str
+    step: int | None
+    tensors: Mapping[str, IndexEntry]
+    others: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Path to shape of every tensor; the empty shape where the index has none that can be read."""
+        return {path: entry.shape or () for path, entry in self.tensors.items()}
+
+    def array_directory(self, path: str) -> str:
+        """Where a tensor's zarr array lives."""
+        return os.path.join(self.directory, "gda", path)
+
+
+def is_committed(directory: str) -> bool:
+    """Whether a step directory has its commit marker."""
+    return os.path.isfile(os.path.join(directory, "index"))
+
+
+def check_committed(directory: str) -> None:
+    """Refuses a step without its commit marker.
+
+    Raises:
+      SourceError: the marker is missing, cannot be seen, or is that of another format.
+    """
+    index = os.path.join(directory, "index")
+    try:
+        mode = os.stat(index).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except OSError as error:
+        raise SourceError(f"{index}: cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise SourceError(
+            f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
+            "only the native format is supported, re-save it with the default Checkpointer"
+        )
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
+
+
+def read_checkpoint(directory: str) -> Checkpoint:
+    """Reads the index of a committed step.
+
+    Raises:
+      SourceError: the index is missing or damaged. What is wrong with single tensors is told by their entries.
+    """
+    check_committed(directory)
+    file = os.path.join(directory, "index")
+    tensors: dict[str, IndexEntry] = {}
+    others: dict[str, None] = {}
+    step: int | None = None
+    for pair in _read_index(file):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise SourceError(f"{file}: expected pairs of a path and a value, found {_short(pair)}")
+        path, value = pair
+        if len(path) > MAX_PATH:
+            raise SourceError(f"{file}: {_short(path)} is too long for the path of a tensor")
+        twice = f"{file}: {_short(path)} is listed twice" if path in tensors or path in others else ""
+        if twice and path == "step":
+            raise SourceError(twice)
+        if isinstance(value, dict):
+            entry = _index_entry(file, path, value)
+            tensors[path] = dataclasses.replace(entry, problem=twice) if twice else entry
+        elif path in tensors:
+            tensors[path] = dataclasses.replace(tensors[path], problem=twice)
+        else:
+            others[path] = None
+            if path == "step" and type(value) is int:
+                step = value
+    for path, problem in _nested(file, tensors):
+        tensors[path] = dataclasses.replace(tensors[path], problem=problem)
+    return Checkpoint(directory, step, tensors, tuple(other for other in others if other != "step"))
+
+
+def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, ArraySpec]:
+    """Reads the array metadata of tensors and holds it against the index.
+
+    Raises:
+      SourceError: metadata is missing or damaged, or the index says another shape or dtype. All findings are listed.
+    """
+    arrays: dict[str, ArraySpec] = {}
+    problems: list[str] = []
+    for path in paths:
+        entry = checkpoint.tensors[path]
+        if entry.problem:
+            problems.append(entry.problem)
+            continue
+        try:
+            array = read_array(path, checkpoint.array_directory(path))
+        except SourceError as error:
+            problems.append(error.message)
+            continue
+        if entry.shape is not None and (array.shape, array.dtype) != (entry.shape, entry.dtype):
+            problems.append(
+                f"{path}: index says {entry.dtype}{list(entry.shape)}, .zarray says {array.dtype}{list(array.shape)}"
+            )
+        arrays[path] = array
+    if problems:
+        count = len(problems)
+        raise SourceError(
+            f"{checkpoint.directory}: array metadata of {count} tensor{'s' * (count > 1)} is wrong", problems
+        )
+    return arrays
+
+
+def _read_index(file: str) -> list[object]:
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(MAX_INDEX_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_INDEX_BYTES:
+        raise SourceError(f"{file}: larger than {MAX_INDEX_BYTES >> 20} MiB; expected a list of tensors")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{file}: no valid JSON: {error}") from None
+    if not isinstance(content, list):
+        raise SourceError(f"{file}: expected a JSON list, found {_short(content)}")
+    return content
+
+
+def _index_entry(file: str, path: str, value: Mapping[str, object]) -> IndexEntry:
+    dtype, text = value.get("dtype"), value.get("shape")
+    shape, problem = _shape(text)
+    dtype_problem = "" if isinstance(dtype, str) and dtype in ITEM_SIZES else unknown_dtype(dtype)
+    reason = problem or dtype_problem
+    return IndexEntry(
+        dtype if isinstance(dtype, str) else "",
+        shape,
+        _path_problem(file, path) or (f"{file}: {path}: {reason}" if reason else ""),
+    )
+
+
+def _shape(text: object) -> tuple[tuple[int, ...] | None, str]:
+    """The shape that a text says, as far as it can be read, and why no tensor that is converted can have it."""
+    if not isinstance(text, str) or len(text) > MAX_SHAPE_TEXT or not _SHAPE.match(text.strip()):
+        return None, f"expected a shape like '(6, 1536)', found {_short(text)}"
+    shape = tuple(int(part) for part in re.findall(r"\d+", text))
+    if len(shape) > MAX_DIMENSIONS or any(length >= 2**62 for length in shape):
+        return None, f"no tensor has the shape {_short(text)}"
+    return shape, f"a tensor of the shape {_short(text)} has no elements" if 0 in shape else ""
+
+
+def _path_problem(file: str, path: str) -> str:
+    if not path.isprintable():
+        return f"{file}: {_short(path)} has unprintable characters; expected the path of a tensor"
+    parts = path.split("/")
+    if "\\" in path or any(part in ("", ".", "..") for part in parts):
+        return f"{file}: the path {_short(path)} would leave the checkpoint's gda/ directory; refused"
+    return ""
+
+
+def _nested(file: str, tensors: Mapping[str, IndexEntry]) -> Iterator[tuple[str, str]]:
+    """Tensors inside another tensor's directory, and those around them: their chunks would mix."""
+    outer: list[str] | None = None
+    # Sorted part by part, all that lies inside a tensor follows it at once.
+    for parts in sorted(path.split("/") for path in tensors):
+        if outer is not None and parts[: len(outer)] == outer:
+            problem = f"{file}: {'/'.join(parts)} lies inside the tensor {'/'.join(outer)}"
+            yield "/".join(parts), problem
+            yield "/".join(outer), problem
+        else:
+            outer = parts
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a deeply nested value"
+    return text if len(text) <= 80 else text[:77] + "..."

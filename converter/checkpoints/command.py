@@ -1,0 +1,54 @@
+"""The command lines to go on in MaxText from a converted checkpoint, to be pasted into a shell.
+
+Facts about MaxText 0.2.5. It takes `KEY=VALUE` arguments through OmegaConf.from_cli: each value is parsed as YAML, and
+`${...}` in it is an interpolation. Without `dataset_type` it trains on random tokens and ignores every path of data;
+without `tokenizer_path` it takes Llama 2's tokenizer. Neither is said on the way, so both are placeholders here:
+`dataset_type` and `tokenizer_type` are enumerations, and MaxText refuses the placeholders as values.
+"""
+
+import re
+import shlex
+
+from converter.checkpoints.names import CONFIG_NAME, ITEMS
+
+TRAINER = "maxtext.trainers.pre_train.train"
+PATCH = "converter.maxtext_patch"
+
+_PLAIN = re.compile(r"/[\w./+\-]*", re.ASCII)
+"""Values that YAML, OmegaConf and a shell read as they stand."""
+
+
+def train_command(destination: str, *, patched: bool = False) -> str:
+    """The command line to train on from the converted weights.
+
+    Args:
+      destination: absolute path of the checkpoint.
+      patched: run MaxText with `maxtext_patch`, for weights with which the stock one is not exact.
+    """
+    start = f"python3 -m {PATCH} {TRAINER}" if patched else f"python3 -m {TRAINER}"
+    weights = f"load_parameters_path={cli_value(f'{destination}/{ITEMS}')}"
+    return (
+        f"{start} {shlex.quote(f'{destination}/{CONFIG_NAME}')} \\\n"
+        f"    {shlex.quote(weights)} \\\n"
+        "    run_name=RUN base_output_directory=OUTPUT \\\n"
+        "    dataset_type=DATASET_TYPE dataset_path=DATA tokenizer_path=TOKENIZER tokenizer_type=TOKENIZER_TYPE"
+    )
+
+
+def cli_value(text: str) -> str:
+    """A value that MaxText reads back as this text; not quoted for a shell yet."""
+    if _PLAIN.fullmatch(text):
+        return text
+    # OmegaConf: a backslash keeps ${ from being an interpolation, and each backslash before it counts.
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    if escaped.isprintable():
+        return "'" + escaped.replace("'", "''") + "'"
+    # Only double quotes can hold characters that do not print.
+    return '"' + "".join(_double_quoted(character) for character in escaped) + '"'
+
+
+def _double_quoted(character: str) -> str:
+    if character in '\\"':
+        return "\\" + character
+    code = ord(character)
+    return character if character.isprintable() else f"\\x{code:02x}" if code < 256 else f"\\U{code:08x}"

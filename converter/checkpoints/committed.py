@@ -1,0 +1,65 @@
+"""Looks at what Orbax committed, before it takes its place at the destination.
+
+Orbax reports some of its failures in the log alone: a merge of databases that finds none leaves a checkpoint without
+arrays, and no error. So every leaf is opened again, by TensorStore and then by Orbax's own metadata read; chunks are
+counted by their names, for a missing one reads as zeros. No chunk is read.
+"""
+
+import os
+from collections.abc import Iterator
+
+from converter.checkpoints.commit import Commit, StagedLeaf
+from converter.checkpoints.maxtext import Target, orbax_problems, read_target
+from converter.checkpoints.names import ITEMS
+from converter.errors import DestinationError, VerificationError
+
+
+def check_committed(work: Commit) -> None:
+    """Refuses a commit that does not hold every leaf as it was staged.
+
+    Args:
+      work: what was to be committed; `output` is looked at under its real name, which readers will give too.
+
+    Raises:
+      DestinationError: with a line for each leaf or file that cannot be read back.
+    """
+    try:
+        target = read_target(os.path.join(work.output, ITEMS))
+        problems = list(target.problems) or list(_leaf_problems(work, target))
+    except VerificationError as error:
+        problems = [error.message]
+    else:
+        if not problems:
+            problems = orbax_problems(target, {leaf.path: leaf.shape for leaf in work.leaves})
+    if problems:
+        raise DestinationError(
+            f"{work.output}: what Orbax committed cannot be read back; nothing was put at the destination, and the "
+            "finished leaves are kept: run the same command again, and report this if it fails again",
+            problems,
+        )
+
+
+def _leaf_problems(work: Commit, target: Target) -> Iterator[str]:
+    import tensorstore as ts
+
+    context = ts.Context()
+    staged = {leaf.path for leaf in work.leaves}
+    yield from (f"{path}: a leaf that was not staged" for path in target.keys if path not in staged)
+    for leaf in work.leaves:
+        if leaf.path not in target.keys:
+            yield f"{leaf.path}: missing in _METADATA"
+            continue
+        try:
+            yield from _array_problems(leaf, target, context)
+        except VerificationError as error:
+            yield error.message
+
+
+def _array_problems(leaf: StagedLeaf, target: Target, context: object) -> Iterator[str]:
+    array = target.open(leaf.path, context)
+    if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+        yield f"{leaf.path}: expected {leaf.dtype}{list(leaf.shape)}, found {array.dtype}{list(array.shape)}"
+        return
+    missing = array.missing_chunks()
+    if missing:
+        yield f"{leaf.path}: missing chunks: {len(missing)}, the first is {missing[0]}"

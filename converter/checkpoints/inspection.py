@@ -1,0 +1,315 @@
+"""Says what a path is. Never fails on what it finds: what cannot be read is reported as such, and work is bounded."""
+
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Any
+
+from converter.arrays import read_array
+from converter.checkpoints.axlearn import read_checkpoint
+from converter.checkpoints.axlearn_steps import find_step, list_steps, step_number, step_state
+from converter.checkpoints.maxtext import Target, find_items, read_target
+from converter.checkpoints.names import CONFIG_NAME, METADATA_KEY, RECEIPT_NAME
+from converter.errors import Ax2mtError, SourceError
+from converter.location import locate, unreadable_name
+from converter.storage import is_litter
+
+MAX_ENTRIES = 20_000
+"""Directory entries that are looked at in all; figures that would need more are marked as incomplete."""
+
+MAX_ARRAYS = 2_000
+"""Arrays whose metadata is read."""
+
+WIP_SUFFIX = ".ax2mt-wip"
+ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+@dataclass(frozen=True)
+class LeafInfo:
+    """An array as its metadata describes it; shape and chunks in elements, empty where they cannot be read."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    problem: str = ""
+
+
+@dataclass
+class Inspection:
+    """What a path is.
+
+    Attributes:
+      path: as it was given.
+      kind: one of KINDS.
+      title: the kind in words.
+      facts: name to value, in the order of the report.
+      leaves: the arrays, where there are any.
+      missing: what a whole checkpoint would have, and what is wrong.
+    """
+
+    path: str
+    kind: str
+    title: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    leaves: list[LeafInfo] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+KINDS = (
+    "axlearn-trainer", "axlearn-step", "axlearn-step-uncommitted", "axlearn-orbax-step", "maxtext-checkpoint",
+    "half-written", "directory", "no-directory", "unreadable", "absent",
+)  # fmt: skip
+
+
+def inspect(path: str) -> Inspection:
+    """Looks at a path; the kinds are KINDS. Nothing that can be on a file system is an error.
+
+    Raises:
+      SourceError: the path is no local one.
+    """
+    place = locate(path, SourceError).path
+    try:
+        result = _inspect(path, place)
+    except OSError as error:
+        return Inspection(path, "unreadable", f"cannot be read: {error.strerror}")
+    except ValueError as error:
+        return Inspection(path, "unreadable", f"no path: {error}")
+    except Ax2mtError as error:
+        return Inspection(path, "unreadable", "cannot be read", missing=[error.message])
+    problem = unreadable_name(place)
+    if problem:
+        result.missing.append(f"a name that can be read: {problem}")
+    return result
+
+
+def _inspect(path: str, place: str) -> Inspection:
+    if not os.path.lexists(place):
+        return Inspection(path, "absent", "nothing is there")
+    if not os.path.exists(place):
+        return Inspection(path, "no-directory", "a link that leads nowhere")
+    if not os.path.isdir(place):
+        return Inspection(path, "no-directory", f"a {_file_kind(os.stat(place).st_mode)}, no directory")
+    names = _names(place)
+    if os.path.isdir(os.path.join(place, "index")):
+        return _orbax_step(path, place)
+    if "index" in names and ("gda" in names or step_number(place) is not None):
+        return _axlearn_step(path, place)
+    if "gda" in names:
+        return _uncommitted_step(path, place)
+    if WIP_SUFFIX in os.path.basename(place) or ORBAX_TEMPORARY in os.path.basename(place):
+        return _half_written(path, place, names)
+    steps = list_steps(place)
+    if steps:
+        return _trainer(path, steps)
+    target = _maxtext(path, place)
+    if target is not None:
+        return target
+    if any(ORBAX_TEMPORARY in name for name in names) or os.path.isdir(os.path.join(place, "0", "items")):
+        return _half_written(path, place, names)
+    result = Inspection(path, "directory", "a directory, but no checkpoint")
+    result.facts["entries"] = len(names)
+    result.missing.append("step_* directories, index and gda/ (AXLearn) or <step>/items/_METADATA (MaxText)")
+    if os.path.lexists(place + WIP_SUFFIX):
+        result.facts["unfinished_conversion"] = place + WIP_SUFFIX
+    return result
+
+
+def _trainer(path: str, steps: dict[int, str]) -> Inspection:
+    result = Inspection(path, "axlearn-trainer", "an AXLearn trainer directory")
+    states = {number: step_state(place) for number, place in steps.items()}
+    for state in ("committed", "uncommitted", "orbax", "unreadable"):
+        found = [number for number in steps if states[number] == state]
+        if found or state in ("committed", "uncommitted"):
+            result.facts[f"{state}_steps"] = found
+    if "committed" not in states.values():
+        result.missing.append("a committed step in the native format")
+        return result
+    try:
+        newest = find_step(path)
+    except Ax2mtError as error:
+        result.missing.append(error.message)
+        return result
+    latest = _axlearn_step(path, newest.directory)
+    result.facts.update({"latest": newest.directory, **latest.facts})
+    if newest.notes:
+        result.facts["passed_over"] = list(newest.notes)
+    result.leaves, result.missing = latest.leaves, latest.missing
+    return result
+
+
+def _axlearn_step(path: str, place: str) -> Inspection:
+    result = Inspection(path, "axlearn-step", "a committed AXLearn step")
+    try:
+        checkpoint = read_checkpoint(place)
+    except Ax2mtError as error:
+        result.title = "an AXLearn step whose index cannot be read"
+        result.missing.append(error.message)
+        return result
+    elements = 0
+    for number, (name, entry) in enumerate(checkpoint.tensors.items()):
+        if name.startswith("model/"):
+            elements += _product(entry.shape or ())
+        if number >= MAX_ARRAYS:
+            continue
+        if entry.problem:
+            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), entry.problem))
+            result.missing.append(entry.problem)
+            continue
+        try:
+            array = read_array(name, checkpoint.array_directory(name))
+            result.leaves.append(LeafInfo(name, array.dtype, array.shape, array.chunks))
+        except Ax2mtError as error:
+            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), error.message))
+            result.missing.append(error.message)
+    result.facts.update({"step": checkpoint.step, "tensors": len(checkpoint.tensors), "model_parameters": elements})
+    result.facts["dtypes"] = _dtypes(result.leaves)
+    result.facts["sharded"] = any(leaf.chunks and leaf.chunks != leaf.shape for leaf in result.leaves)
+    if checkpoint.others:
+        result.facts["other_entries"] = list(checkpoint.others[:20])
+    result.facts.update(_size(place))
+    return result
+
+
+def _uncommitted_step(path: str, place: str) -> Inspection:
+    result = Inspection(path, "axlearn-step-uncommitted", "an uncommitted AXLearn step; its save did not finish")
+    result.facts["step"] = step_number(place)
+    result.facts.update(_size(place))
+    result.missing.append("index: the commit marker, which is written last")
+    return result
+
+
+def _orbax_step(path: str, place: str) -> Inspection:
+    result = Inspection(path, "axlearn-orbax-step", "an AXLearn step in Orbax format (OrbaxCheckpointer)")
+    result.facts["step"] = step_number(place)
+    result.facts.update(_size(place))
+    for name in ("_CHECKPOINT_METADATA", "state/_METADATA"):
+        if not os.path.isfile(os.path.join(place, name)):
+            result.missing.append(name)
+    return result
+
+
+def _maxtext(path: str, place: str) -> Inspection | None:
+    try:
+        target = read_target(find_items(place))
+    except Ax2mtError:
+        return None
+    result = Inspection(path, "maxtext-checkpoint", "a MaxText/Orbax checkpoint")
+    result.leaves = _target_leaves(target)
+    result.facts.update({
+        "step": target.step,
+        "items": target.items,
+        "store": "ocdbt" if target.use_ocdbt else "files",
+        "zarr_version": 3 if target.use_zarr3 else 2,
+        "leaves": len(target.leaves),
+        "parameters": sum(_product(leaf.shape) for leaf in result.leaves if leaf.path.startswith("params/")),
+        "dtypes": _dtypes(result.leaves),
+        "scan_layers": target.custom.get("scan_layers"),
+        "digests": METADATA_KEY in target.custom,
+        "receipt": os.path.isfile(os.path.join(target.root, RECEIPT_NAME)),
+        "config": os.path.join(target.root, CONFIG_NAME)
+        if os.path.isfile(os.path.join(target.root, CONFIG_NAME)) else None,
+        "sharding_file": os.path.isfile(os.path.join(target.items, "_sharding")),
+        **_size(target.step_directory),
+    })  # fmt: skip
+    result.missing += [*target.problems, *(leaf.problem for leaf in result.leaves if leaf.problem)]
+    return result
+
+
+def _half_written(path: str, place: str, names: list[str]) -> Inspection:
+    result = Inspection(path, "half-written", "a checkpoint that was never finished")
+    if WIP_SUFFIX in place:
+        result.title = "the work area of an unfinished conversion; the same convert command cleans it up"
+    result.facts["temporary"] = [name for name in names if ORBAX_TEMPORARY in name][:20]
+    result.facts.update(_size(place))
+    result.missing.append("items/_METADATA and the commit markers, which are written last")
+    return result
+
+
+def _target_leaves(target: Target) -> list[LeafInfo]:
+    """Array metadata of a MaxText checkpoint: from JSON files, or through TensorStore out of an OCDBT database."""
+    leaves: list[LeafInfo] = []
+    context = None
+    if target.use_ocdbt and unreadable_name(target.items):
+        return []
+    for key, path in list(target.leaves.items())[:MAX_ARRAYS]:
+        try:
+            if target.use_ocdbt:
+                import tensorstore as ts
+
+                context = context or ts.Context()
+                array = target.open(path, context)
+                leaves.append(LeafInfo(path, array.dtype, array.shape, array.chunks))
+            else:
+                leaves.append(_file_leaf(target, key, path))
+        except (Ax2mtError, OSError, ValueError, KeyError, TypeError) as error:
+            text = error.message if isinstance(error, Ax2mtError) else f"{path}: array metadata cannot be read"
+            leaves.append(LeafInfo(path, "unknown", (), (), text))
+    return leaves
+
+
+def _file_leaf(target: Target, key: str, path: str) -> LeafInfo:
+    directory = os.path.join(target.items, key)
+    if not target.use_zarr3:
+        array = read_array(path, directory)
+        return LeafInfo(path, array.dtype, array.shape, array.chunks)
+    with open(os.path.join(directory, "zarr.json"), "rb") as file:
+        metadata = json.loads(file.read(1 << 20))
+    chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    return LeafInfo(path, str(metadata["data_type"]), tuple(map(int, metadata["shape"])), tuple(map(int, chunks)))
+
+
+def _names(place: str) -> list[str]:
+    names: list[str] = []
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if is_litter(entry.name):
+                continue
+            names.append(entry.name)
+            if len(names) >= MAX_ENTRIES:
+                break
+    return names
+
+
+def _size(place: str) -> dict[str, Any]:
+    """Bytes and files below a directory, without litter, as far as MAX_ENTRIES entries go."""
+    total = files = litter = seen = 0
+    waiting = [place]
+    while waiting and seen < MAX_ENTRIES:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if is_litter(entry.name):
+                        litter += 1
+                    elif entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        files += 1
+                        total += entry.stat(follow_symlinks=False).st_size
+                    if seen >= MAX_ENTRIES:
+                        break
+        except OSError:
+            continue
+    size = {"files": files, "bytes": total, "size_complete": seen < MAX_ENTRIES}
+    return {**size, "litter": litter} if litter else size
+
+
+def _dtypes(leaves: list[LeafInfo]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for leaf in leaves:
+        counts[leaf.dtype] = counts.get(leaf.dtype, 0) + 1
+    return counts
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for length in shape:
+        result *= length
+    return result
+
+
+def _file_kind(mode: int) -> str:
+    kinds = ((stat.S_ISREG, "file"), (stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "pipe"), (stat.S_ISCHR, "device"))
+    return next((name for test, name in kinds if test(mode)), "special file")

@@ -1,0 +1,301 @@
+"""Reads a MaxText/Orbax checkpoint back, with nothing of the code that writes one.
+
+The tree comes from `items/_METADATA`, arrays are opened by TensorStore with the store and the zarr version named
+there: zarr v2 or v3, plain directories or OCDBT, any codecs and chunks. Facts about the format: Orbax 0.12 with
+MaxText 0.2.5.
+
+    <DST>/<step>/{_CHECKPOINT_METADATA, commit_success.txt, items/{_METADATA, commit_success.txt, <arrays>}}
+"""
+
+import itertools
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME
+from converter.errors import DestinationError, VerificationError, reason
+from converter.location import check_committable, locate
+from converter.storage import without_litter
+
+MAX_METADATA_BYTES = 256 << 20
+MARKER = "commit_success.txt"
+CUSTOM_METADATA = "_CHECKPOINT_METADATA"
+"""Beside the items; holds `scan_layers` for MaxText, and our digests."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A MaxText checkpoint, as its metadata describes it.
+
+    Attributes:
+      root: the directory above the steps; holds maxtext.yml and the receipt, where there are any.
+      step_directory: the step.
+      items: the directory of arrays.
+      step: the step's number; None where the directory is not named by one.
+      leaves: key on disk to the leaf's path in the tree, "/"-joined.
+      skipped: leaves that the metadata marks as not stored.
+      use_ocdbt: arrays are in an OCDBT database.
+      use_zarr3: arrays are zarr v3.
+      custom: the step's custom metadata; empty where there is none.
+      problems: what is wrong with metadata and markers, in words.
+    """
+
+    root: str
+    step_directory: str
+    items: str
+    step: int | None
+    leaves: Mapping[str, str]
+    skipped: tuple[str, ...]
+    use_ocdbt: bool
+    use_zarr3: bool
+    custom: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Tree path to key on disk."""
+        return {path: key for key, path in self.leaves.items()}
+
+    def kvstore(self, key: str) -> dict[str, Any]:
+        """TensorStore's key-value store of a leaf."""
+        if self.use_ocdbt:
+            return {"driver": "ocdbt", "base": {"driver": "file", "path": self.items + "/"}, "path": key + "/"}
+        return {"driver": "file", "path": os.path.join(self.items, key) + "/"}
+
+    def open(self, path: str, context: Any) -> "TargetArray":
+        """Opens a leaf.
+
+        Raises:
+          VerificationError: it is not there, or its metadata is damaged.
+        """
+        import tensorstore as ts
+
+        spec = {
+            "driver": "zarr3" if self.use_zarr3 else "zarr",
+            "kvstore": self.kvstore(self.keys[path]),
+            "fill_missing_data_reads": False,
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+        }
+        try:
+            store = ts.open(spec, read=True, context=context).result()
+        except ValueError as error:
+            raise VerificationError(f"{path}: cannot be opened: {reason(error)}") from None
+        chunks: Any = store.chunk_layout.write_chunk.shape or store.shape
+        return TargetArray(path, self.keys[path], store, store.dtype.name, tuple(store.shape), tuple(chunks))
+
+
+@dataclass(frozen=True)
+class TargetArray:
+    """An open leaf: name, key on disk, TensorStore, dtype's name, shape and chunk shape in elements."""
+
+    path: str
+    key: str
+    store: Any
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def item_size(self) -> int:
+        return self.store.dtype.numpy_dtype.itemsize
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each dimension."""
+        return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+
+    @cached_property
+    def _key_encoding(self) -> tuple[bool, str]:
+        """Whether keys begin with "c", and what separates their numbers."""
+        metadata = self.store.spec().to_json()["metadata"]
+        if "chunk_key_encoding" not in metadata:
+            return False, metadata.get("dimension_separator", ".")
+        encoding = metadata["chunk_key_encoding"]
+        default = encoding["name"] == "default"
+        return default, encoding.get("configuration", {}).get("separator", "/" if default else ".")
+
+    def chunk_key(self, index: tuple[int, ...]) -> str:
+        """The key of a chunk below the leaf's key-value store."""
+        default, separator = self._key_encoding
+        return separator.join((*(["c"] if default else []), *map(str, index))) or "0"
+
+    def missing_chunks(self) -> list[str]:
+        """Keys of chunks that are not stored.
+
+        Raises:
+          VerificationError: the store cannot be listed.
+        """
+        try:
+            stored = {name.decode(errors="replace") for name in self.store.kvstore.list().result()}
+        except ValueError as error:
+            raise VerificationError(f"{self.path}: cannot be listed: {reason(error)}") from None
+        keys = map(self.chunk_key, itertools.product(*map(range, self.grid)))
+        return [key for key in keys if key not in stored]
+
+    def read(self, region: tuple[slice, ...]) -> Any:
+        """Reads a part.
+
+        Raises:
+          VerificationError: a chunk is missing or damaged.
+        """
+        try:
+            return self.store[region].read().result()
+        except ValueError as error:
+            raise VerificationError(f"{self.path}: a chunk cannot be read: {reason(error)}") from None
+
+
+def find_items(path: str) -> str:
+    """The directory of arrays that a user's path means.
+
+    Args:
+      path: the directory above the steps (its latest step is meant), a step, or the arrays themselves; local.
+
+    Raises:
+      VerificationError: there is no MaxText checkpoint.
+    """
+    for place in (path, os.path.join(path, "items")):
+        if os.path.isfile(os.path.join(place, "_METADATA")):
+            return place
+    try:
+        steps = sorted((int(name) for name in os.listdir(path) if name.isdecimal()), reverse=True)
+    except OSError as error:
+        raise VerificationError(f"{path}: no MaxText checkpoint: {error.strerror}") from None
+    for step in steps:
+        items = os.path.join(path, str(step), "items")
+        if os.path.isdir(items):
+            return items
+    raise VerificationError(f"{path}: no MaxText checkpoint here; expected <step>/items/_METADATA")
+
+
+def has_items(path: str) -> bool:
+    """Whether a path means a MaxText checkpoint whose tree is described."""
+    try:
+        return os.path.isfile(os.path.join(find_items(path), "_METADATA"))
+    except VerificationError:
+        return False
+
+
+def open_target(path: str) -> Target:
+    """Reads the metadata of the checkpoint that a user names; see `find_items` for the paths that are understood.
+
+    Raises:
+      DestinationError: the path is not a local one, or Orbax cannot read there.
+      VerificationError: there is no checkpoint, or its tree cannot be read.
+    """
+    place = locate(path, DestinationError).path
+    check_committable(place, DestinationError)
+    return read_target(find_items(place))
+
+
+def read_target(items: str) -> Target:
+    """Reads the metadata of a checkpoint from its directory of arrays, an absolute path.
+
+    Raises:
+      VerificationError: the tree cannot be read.
+    """
+    step_directory = os.path.dirname(items)
+    name = os.path.basename(step_directory)
+    tree = read_json(os.path.join(items, "_METADATA"))
+    leaves: dict[str, str] = {}
+    skipped: list[str] = []
+    try:
+        for entry in tree["tree_metadata"].values():
+            parts = [str(part["key"]) for part in entry["key_metadata"]]
+            if entry["value_metadata"].get("skip_deserialize") or entry["value_metadata"]["value_type"] == "None":
+                skipped.append("/".join(parts))
+            else:
+                leaves[".".join(parts)] = "/".join(parts)
+        use_ocdbt, use_zarr3 = bool(tree["use_ocdbt"]), bool(tree.get("use_zarr3", False))
+    except (KeyError, TypeError, AttributeError):
+        raise VerificationError(f"{items}/_METADATA: damaged, it is no tree description of Orbax") from None
+    problems = [
+        f"{os.path.join(place, MARKER)} is missing: an object store takes the checkpoint for unfinished"
+        for place in (step_directory, items)
+        if not os.path.isfile(os.path.join(place, MARKER))
+    ]
+    custom, problem = _custom_metadata(step_directory)
+    return Target(
+        os.path.dirname(step_directory), step_directory, items, int(name) if name.isdecimal() else None, leaves,
+        tuple(skipped), use_ocdbt, use_zarr3, custom, tuple(problems + ([problem] if problem else [])),
+    )  # fmt: skip
+
+
+def read_json(path: str) -> Any:
+    """Reads a JSON file of bounded size.
+
+    Raises:
+      VerificationError: it is missing, too large, or no JSON.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_METADATA_BYTES + 1)
+    except OSError as error:
+        raise VerificationError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        if len(data) > MAX_METADATA_BYTES:
+            raise ValueError("larger than any metadata")
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise VerificationError(f"{path}: damaged, no valid JSON: {str(error)[:200]}") from None
+
+
+def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What Orbax itself reports differently: the tree's leaves and shapes, by a stock metadata read."""
+    import jax
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    # Orbax logs a warning for each file that it can do without.
+    log = logging.getLogger("absl")
+    log.addFilter(_nothing)
+    try:
+        # The handler's own: a checkpointer logs what it cannot read, and returns nothing.
+        metadata: Any = ocp.PyTreeCheckpointHandler().metadata(epath.Path(target.items))
+        tree = getattr(metadata, "tree", metadata)
+        pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+        found = {"/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): leaf for path, leaf in pairs}
+    except Exception as error:
+        return [f"Orbax cannot read the metadata: {type(error).__name__}: {reason(error)}"]
+    finally:
+        log.removeFilter(_nothing)
+    problems = [f"{path}: Orbax does not see this leaf" for path in shapes if path not in found]
+    for path, leaf in found.items():
+        shape = getattr(leaf, "shape", None)
+        if path in shapes and shape is not None and tuple(shape) != shapes[path]:
+            problems.append(f"{path}: Orbax sees the shape {tuple(shape)}, expected {shapes[path]}")
+    return problems
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING
+
+
+def _custom_metadata(step_directory: str) -> tuple[dict[str, Any], str]:
+    path = os.path.join(step_directory, CUSTOM_METADATA)
+    try:
+        custom = read_json(path)["custom_metadata"]
+    except VerificationError as error:
+        return {}, error.message
+    except (KeyError, TypeError):
+        return {}, f"{path}: has no custom_metadata"
+    if not isinstance(custom, dict):
+        return {}, f"{path}: custom_metadata is empty; MaxText looks for scan_layers there"
+    return custom, ""
+
+
+def is_maxtext_checkpoint(path: str) -> bool:
+    """Whether a directory holds MaxText checkpoints and nothing else, apart from litter."""
+    names = [name for name in without_litter(os.listdir(path)) if name not in (CONFIG_NAME, RECEIPT_NAME)]
+    return bool(names) and all(
+        name.isdigit() and os.path.isfile(os.path.join(path, name, "items", "_METADATA")) for name in names
+    )

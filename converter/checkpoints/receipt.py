@@ -1,0 +1,247 @@
+"""Digests that travel with a checkpoint: one record a leaf, and a receipt for every other file.
+
+A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` over its chunks, as they are stored: chunks
+may come in any order and from any thread, and a chunk in a wrong place counts as a wrong chunk. The grid index is one
+little-endian 64-bit number a dimension. So a chunk that is passed on is digested without decoding it, and the stored
+bytes determine every element, together with the array's metadata, which is in the receipt. A leaf that was linked to
+the source has no digest, for its chunks were never read: its kind is `none`, that of all others `stored`.
+
+The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
+the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from converter.arrays import CHUNKS, MANIFEST_NAME
+from converter.checkpoints.names import METADATA_KEY, RECEIPT_NAME
+from converter.storage import has_litter_in, without_litter
+
+VERSION = 1
+MAX_RECEIPT_BYTES = 256 << 20
+"""A receipt of a million files; a larger file is no receipt."""
+
+STORED, NO_DIGEST = "stored", "none"
+"""Kinds of record."""
+
+_MODULUS = 1 << 128
+_READ_BYTES = 4 << 20
+
+
+def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+    """The record of a leaf whose chunks were digested as they were stored.
+
+    Args:
+      chunks: the chunk's place in the grid to its digest; empty for a leaf that was linked.
+    """
+    if not chunks:
+        return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
+    return {"kind": STORED, "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
+
+
+def metadata_entry(
+    records: Mapping[str, Mapping[str, Any]], *, qk_norm: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What goes into the step's custom metadata.
+
+    Args:
+      records: leaf key to record.
+      qk_norm: how the q/k norm scales were made, "plain" or "fit".
+      settings: keys of MaxText's configuration that the user set: facts about the source that its tensors do not show.
+    """
+    leaves = {key: dict(record) for key, record in records.items()}
+    return {METADATA_KEY: {"version": VERSION, "qk_norm": qk_norm, "settings": dict(settings), "leaves": leaves}}
+
+
+def recorded_qk_norm(custom_metadata: Any) -> str:
+    """How a checkpoint's q/k norm scales were made, by its step's custom metadata."""
+    return "fit" if _own_entry(custom_metadata).get("qk_norm") == "fit" else "plain"
+
+
+def recorded_settings(custom_metadata: Any) -> dict[str, Any]:
+    """The keys of MaxText's configuration that were set when a checkpoint was converted; empty where none is known."""
+    settings = _own_entry(custom_metadata).get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def is_recorded(custom_metadata: Any) -> bool:
+    """Whether a checkpoint says what was set when it was converted, be it nothing."""
+    return isinstance(_own_entry(custom_metadata).get("settings"), dict)
+
+
+def _own_entry(custom_metadata: Any) -> dict[str, Any]:
+    entry = custom_metadata.get(METADATA_KEY) if isinstance(custom_metadata, dict) else None
+    return entry if isinstance(entry, dict) else {}
+
+
+def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The records of a step's custom metadata by leaf key; None where there are none that this version can read."""
+    entry = custom_metadata.get(METADATA_KEY)
+    if not isinstance(entry, dict) or entry.get("version") != VERSION or not isinstance(entry.get("leaves"), dict):
+        return None
+    leaves = entry["leaves"]
+    fits = all(
+        isinstance(record, dict)
+        and record.get("kind") in (STORED, NO_DIGEST)
+        and isinstance(record.get("xxh3"), str)
+        and type(record.get("chunks")) is int
+        for record in leaves.values()
+    )
+    return leaves if fits else None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint came from, for its receipt.
+
+    Attributes:
+      tool: program and version.
+      source: the AXLearn step directory.
+      step: the training step.
+      mapping: name of the mapping table.
+      mapping_digest: hash of the table's text.
+      options: what shaped the result.
+      config: the keys of maxtext.yml with their values, those of the model under "model", of training under "training".
+    """
+
+    tool: str
+    source: str
+    step: int | None
+    mapping: str
+    mapping_digest: str
+    options: Mapping[str, Any]
+    config: Mapping[str, Mapping[str, Any]]
+
+
+def write_receipt(directory: str, origin: Origin) -> str:
+    """Writes the receipt of a finished checkpoint.
+
+    Args:
+      directory: the checkpoint, the directory above its steps.
+      origin: where the weights came from.
+
+    Returns:
+      The receipt's path.
+
+    Raises:
+      OSError: a file cannot be read, or the receipt not written.
+    """
+    files = {path: file_digest(os.path.join(directory, path)) for path in metadata_files(directory)}
+    document = {
+        "version": VERSION,
+        "tool": origin.tool,
+        "source": origin.source,
+        "step": origin.step,
+        "mapping": {"name": origin.mapping, "digest": origin.mapping_digest},
+        "options": dict(origin.options),
+        "config": {kind: dict(keys) for kind, keys in origin.config.items()},
+        "files": files,
+    }
+    path = os.path.join(directory, RECEIPT_NAME)
+    with open(path, "wb") as file:
+        file.write(_render(document))
+    return path
+
+
+def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
+    """Holds every file that is no array chunk against the receipt.
+
+    Args:
+      directory: the checkpoint, the directory above its steps.
+      apart: a file that may differ, because its content is looked at elsewhere.
+
+    Returns:
+      Findings as (path below the directory, what is wrong); empty where all is as it was written.
+    """
+    document, problem = read_receipt(directory)
+    if document is None:
+        return [(RECEIPT_NAME, problem)]
+    expected: Mapping[str, Any] = document["files"]
+    findings: list[tuple[str, str]] = []
+    present = set(metadata_files(directory))
+    for path, record in expected.items():
+        if has_litter_in(path):
+            continue
+        if path not in present:
+            findings.append((path, "is missing"))
+            continue
+        try:
+            found = file_digest(os.path.join(directory, path))
+        except OSError as error:
+            findings.append((path, f"cannot be read: {error.strerror}"))
+            continue
+        if found != record and path != apart:
+            findings.append((path, _difference(record, found)))
+    findings += [(path, "is not in the receipt") for path in sorted(present - expected.keys())]
+    return findings
+
+
+def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
+    """The receipt, checked against its own digest; or None and the reason."""
+    try:
+        with open(os.path.join(directory, RECEIPT_NAME), "rb") as file:
+            data = file.read(MAX_RECEIPT_BYTES + 1)
+    except FileNotFoundError:
+        return None, "is missing"
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    try:
+        document = json.loads(data)
+        document.pop("digest")
+        intact = data == _render(document) and isinstance(document["files"], dict)
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        return None, "is damaged: it is no receipt"
+    if not intact:
+        return None, "is damaged: it differs from its own digest"
+    return document, ""
+
+
+def metadata_files(directory: str) -> list[str]:
+    """All files below a checkpoint that hold no chunk of an array, without the receipt and litter; sorted.
+
+    A directory with array metadata holds chunks only, besides that metadata; an OCDBT database that we wrote has its
+    chunks in a directory of their own. Those that others wrote mix chunks with the tree: all of it counts as metadata.
+    """
+    return sorted(path for path in _walk(directory) if path != RECEIPT_NAME)
+
+
+def file_digest(path: str) -> dict[str, Any]:
+    """Size in bytes and xxh3_128 of a file."""
+    state = xxhash.xxh3_128()
+    size = 0
+    with open(path, "rb") as file:
+        while data := file.read(_READ_BYTES):
+            state.update(data)
+            size += len(data)
+    return {"bytes": size, "xxh3": state.hexdigest()}
+
+
+def _walk(directory: str) -> Iterable[str]:
+    for place, directories, names in os.walk(directory):
+        directories[:] = sorted(without_litter(directories))
+        if MANIFEST_NAME in names and CHUNKS in directories:
+            directories.remove(CHUNKS)
+        arrays = [name for name in ("zarr.json", ".zarray") if name in names]
+        if arrays:
+            directories.clear()
+        for name in arrays or without_litter(names):
+            yield os.path.relpath(os.path.join(place, name), directory)
+
+
+def _render(document: Mapping[str, Any]) -> bytes:
+    """The receipt's text: the document, and its digest as the last field."""
+    body = json.dumps(document, indent=1)
+    digest = xxhash.xxh3_128_hexdigest(body.encode())
+    return f'{body[:-2]},\n "digest": "{digest}"\n}}\n'.encode()
+
+
+def _difference(record: Any, found: Mapping[str, Any]) -> str:
+    if not isinstance(record, dict) or record.get("bytes") != found["bytes"]:
+        expected = record.get("bytes") if isinstance(record, dict) else "an unreadable entry"
+        return f"has {found['bytes']} bytes, the receipt says {expected}"
+    return "differs from what was written (its digest is another)"

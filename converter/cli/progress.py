@@ -1,0 +1,81 @@
+"""What the engine tells while it works, and a progress bar that listens."""
+
+import sys
+import threading
+import time
+from typing import Any
+
+from converter.cli.streams import is_terminal
+from converter.words import format_size
+
+
+class Bar:
+    """A line on stderr with leaves, bytes, rate and remaining time; a plain line now and then where it is a file."""
+
+    INTERVAL = 10.0
+
+    def __init__(self, title: str, *, verbose: bool = False):
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self.console = Console(stderr=True, emoji=False)
+        self.on_terminal = is_terminal(sys.stderr)
+        self.title = title
+        self.verbose = verbose
+        self.lock = threading.Lock()
+        self.leaves = self.finished = self.total = self.done = 0
+        self.started = self.last = time.monotonic()
+        self.bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[leaves]}  {task.fields[bytes]}  {task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.on_terminal,
+        )
+
+    def start(self, leaves: int, total_bytes: int) -> None:
+        self.leaves, self.total = leaves, total_bytes
+        self.started = self.last = time.monotonic()
+        self.task = self.bar.add_task(self.title, total=max(total_bytes, 1), **self._fields())
+        self.bar.start()
+
+    def advance(self, count: int) -> None:
+        with self.lock:
+            self.done += count
+            self.bar.update(self.task, completed=self.done, **self._fields())
+            now = time.monotonic()
+            if not self.on_terminal and now - self.last >= self.INTERVAL:
+                self.last = now
+                self._say()
+
+    def leaf_done(self, path: str) -> None:
+        with self.lock:
+            self.finished += 1
+            self.bar.update(self.task, completed=self.done, **self._fields())
+            if self.verbose:
+                self.console.print(f"{self.title}: {path} done", highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+    def _fields(self) -> dict[str, Any]:
+        elapsed = max(time.monotonic() - self.started, 1e-3)
+        return {
+            "leaves": f"{self.finished}/{self.leaves} leaves",
+            "bytes": f"{format_size(self.done)} of {format_size(self.total)}",
+            "rate": f"{format_size(int(self.done / elapsed))}/s",
+        }
+
+    def _say(self) -> None:
+        fields = self._fields()
+        elapsed = time.monotonic() - self.started
+        rest = elapsed * (self.total - self.done) / self.done if self.done else 0.0
+        self.console.print(
+            f"{self.title}: {fields['leaves']}, {fields['bytes']}, {fields['rate']}, {rest:.0f} s left",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,9 @@
+"""Runs a plan: stage, stream, rewrite, copy, publish."""
+
+from converter.conversion.run import Request, Result, convert
+
+__all__ = [
+    "Request",
+    "Result",
+    "convert",
+]

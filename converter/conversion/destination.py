@@ -1,0 +1,135 @@
+"""The destination: what is refused before any work. How a checkpoint takes its place there is in `publishing`."""
+
+import os
+import shutil
+
+from converter.checkpoints import AXLEARN, CONFIG_NAME, checkpoint_kind, is_maxtext_checkpoint
+from converter.errors import DestinationError, SourceError
+from converter.location import check_committable, locate
+from converter.storage import PART, without_litter
+from converter.words import format_size
+
+SUFFIX = ".ax2mt-wip"
+"""The work area of a conversion, beside its destination."""
+
+JOURNAL_SUFFIX = ".ax2mt-wip.json"
+
+LONGEST_NAME = 255
+"""Bytes of a name, where the file system does not say."""
+
+LONGEST_PATH = 4096
+LONGEST_BELOW = 512
+"""Bytes of a path in Linux, and those that a chunk's path takes below the destination at most, temporary names too."""
+
+RESERVE = 64 << 20
+"""Bytes that must stay free beyond what we expect to write: metadata, and chunks that compress a little worse."""
+
+
+def resolve_destination(path: str) -> str:
+    """The absolute path that a user's path means; a link to a directory is followed, for it cannot be replaced.
+
+    Raises:
+      DestinationError: it is not a local path.
+    """
+    target = locate(path, DestinationError).path
+    return os.path.realpath(target) if os.path.isdir(target) else target
+
+
+def check_destination(path: str, source: str, *, overwrite: bool) -> str:
+    """Refuses a destination that must not be written.
+
+    Args:
+      path: the destination as the user gave it.
+      source: the source step directory.
+      overwrite: whether a checkpoint that is there may be replaced.
+
+    Returns:
+      The destination as an absolute path.
+
+    Raises:
+      DestinationError: it is remote, overlaps the source, has a name that no checkpoint can be read under, or exists
+        and is not empty (or with `overwrite`, holds something else than a MaxText checkpoint).
+    """
+    target = resolve_destination(path)
+    check_committable(target, DestinationError)
+    _check_length(target)
+    check_overlap(target, source)
+    if os.path.ismount(target):
+        raise DestinationError(f"{target}: is a mount point, which cannot be replaced; give a directory below it")
+    if not os.path.lexists(target):
+        return target
+    if not os.path.isdir(target):
+        raise DestinationError(f"{target}: exists and is no directory; give a new directory")
+    try:
+        names = without_litter(os.listdir(target))
+    except OSError as error:
+        raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
+    if not names:
+        return target
+    if checkpoint_kind(target) == AXLEARN:
+        raise DestinationError(f"{target}: is an AXLearn checkpoint, which is never replaced; give a new directory")
+    if not overwrite:
+        raise DestinationError(f"{target}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
+    if not is_maxtext_checkpoint(target):
+        raise DestinationError(
+            f"{target}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
+            f"{CONFIG_NAME}, nothing else); found {_shown(names)}"
+        )
+    return target
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check_length(target: str) -> None:
+    """Refuses names that leave no room for the work area's name beside them, or for the files below."""
+    parent, name = os.path.split(target)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    try:
+        longest = os.pathconf(parent, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        longest = LONGEST_NAME
+    rooms = [(part, longest) for part in target.split("/")[:-1]]
+    for part, room in (*rooms, (name, longest - len(JOURNAL_SUFFIX + PART))):
+        length = len(os.fsencode(part))
+        if length > room:
+            raise DestinationError(
+                f"{target}: the name is too long: {length} bytes, at most {room}; give a shorter name"
+            )
+    length, room = len(os.fsencode(target)), LONGEST_PATH - LONGEST_BELOW
+    if length > room:
+        raise DestinationError(f"{target}: the path is too long: {length} bytes, at most {room}; give a shorter path")
+
+
+def check_overlap(target: str, source: str) -> None:
+    """Refuses a destination in the source or around it; its work area would not be better off there.
+
+    Args:
+      target: the destination, as an absolute path.
+      source: a directory of the source.
+
+    Raises:
+      DestinationError: they overlap, symbolic links followed.
+    """
+    real, real_source = os.path.realpath(target), os.path.realpath(locate(source, SourceError).path)
+    for place in (real, real + SUFFIX, real + JOURNAL_SUFFIX):
+        if os.path.commonpath([place, real_source]) in (place, real_source):
+            raise DestinationError(f"{place}: overlaps the source {source}; give a directory outside of it")
+
+
+def check_space(path: str, needed: int) -> None:
+    """Refuses a destination whose file system has too little room.
+
+    Raises:
+      DestinationError: with the bytes needed and free.
+    """
+    place = path
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    free = shutil.disk_usage(place).free
+    if free < needed + RESERVE:
+        raise DestinationError(
+            f"{path}: too little room: {format_size(needed + RESERVE)} needed, {format_size(free)} free on {place}"
+        )

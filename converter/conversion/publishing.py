@@ -1,0 +1,286 @@
+"""How a finished checkpoint takes its place: in one step that is the last one, and by renames alone.
+
+A destination that is not there yet appears by a rename, a checkpoint that is there is exchanged for the new one, and an
+empty directory is filled: the entries are renamed into it one by one, the step last. Orbax and MaxText look for the
+step; without it there is no checkpoint. Each of these can be killed at any moment: `is_published` and `take_back` tell
+and undo how far it came.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import stat
+
+from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME
+from converter.errors import DestinationError
+from converter.storage import PROBE, without_litter
+
+DEFAULT_ACL = "system.posix_acl_default"
+"""Linux: the extended attribute from which what is made in a directory takes its access rights."""
+
+REFUSALS = frozenset({errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS})
+"""What a system says of a directory that cannot be moved: overlays, mount points, permission, sticky, immutable."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def publish(finished: str, destination: str, replaced: str) -> None:
+    """Puts a finished checkpoint in its place.
+
+    Args:
+      finished: the checkpoint's directory, on the destination's file system.
+      destination: its final place; an empty directory there stays the one it is.
+      replaced: where what was there goes, if it cannot be exchanged.
+
+    Raises:
+      DestinationError: it cannot be renamed; what was there stays.
+    """
+    try:
+        if not os.path.isdir(destination):
+            os.rename(finished, destination)
+        elif is_empty(destination):
+            _fill(finished, destination)
+        else:
+            _take_over_attributes(destination, finished)
+            if not _exchange(finished, destination):
+                _replace(finished, destination, replaced)
+        _flush_directory(os.path.dirname(destination))
+    except OSError as error:
+        raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
+
+
+def is_empty(directory: str) -> bool:
+    """Whether a directory holds nothing, or nothing but litter.
+
+    Raises:
+      OSError: it cannot be listed.
+    """
+    return not without_litter(os.listdir(directory))
+
+
+def is_published(finished: str, destination: str) -> bool:
+    """Whether a checkpoint that was being published has arrived: its step is at the destination, and not here."""
+    return bool(_steps(destination)) and not _steps(finished)
+
+
+def take_back(finished: str, destination: str, replaced: str) -> None:
+    """Undoes a publication that was killed before its last step: what was at the destination is there again.
+
+    Args:
+      finished: the checkpoint that was being published.
+      destination: where to.
+      replaced: where a checkpoint that was at the destination may be.
+
+    Raises:
+      DestinationError: it cannot be renamed.
+    """
+    try:
+        if os.path.isdir(replaced) and not os.path.lexists(destination):
+            os.rename(replaced, destination)
+        elif _steps(finished) and os.path.isdir(destination) and not _steps(destination):
+            for name in (CONFIG_NAME, RECEIPT_NAME):
+                here, there = os.path.join(finished, name), os.path.join(destination, name)
+                if os.path.lexists(there) and not os.path.lexists(here):
+                    os.rename(there, here)
+    except OSError as error:
+        raise DestinationError(f"{destination}: cannot be cleared of an interrupted run: {error.strerror}") from None
+
+
+def prepare(destination: str, work_area: str) -> None:
+    """Tries before any work whether the finished checkpoint will be let in, and readies the work area for it.
+
+    Args:
+      destination: its final place.
+      work_area: a directory beside it, in which the checkpoint will be made.
+
+    Raises:
+      DestinationError: what is there cannot be filled or replaced.
+    """
+    if not os.path.isdir(destination):
+        return
+    mount = _mount_below(os.path.realpath(destination))
+    if mount is not None:
+        raise DestinationError(f"{mount}: is a mount point, which cannot be replaced; give a directory below it")
+    empty = False
+    try:
+        empty = is_empty(destination)
+        _try_to_fill(destination, work_area) if empty else _try_to_replace(destination, work_area)
+        if empty:
+            _inherit(destination, work_area)
+    except OSError as error:
+        what = "filled" if empty else "replaced"
+        advice = _advice(error, empty=empty)
+        raise DestinationError(f"{destination}: cannot be {what}: {error.strerror}; {advice}") from None
+
+
+def flush(path: str) -> None:
+    """Makes a directory tree durable: its whole file system in one go where the system can, else file by file."""
+    if _sync_file_system(path):
+        return
+    for directory, _, files in os.walk(path, topdown=False):
+        for name in (*files, ""):
+            descriptor = os.open(os.path.join(directory, name) if name else directory, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _fill(finished: str, destination: str) -> None:
+    """Moves everything into an empty directory, the step last; moves it back if that fails."""
+    steps = _steps(finished)
+    others = [name for name in without_litter(os.listdir(finished)) if name not in steps]
+    moved: list[str] = []
+    try:
+        for name in (*others, *steps):
+            if name in steps:
+                _flush_directory(destination)
+            os.rename(os.path.join(finished, name), os.path.join(destination, name))
+            moved.append(name)
+    except OSError:
+        for name in reversed(moved):
+            os.rename(os.path.join(destination, name), os.path.join(finished, name))
+        raise
+    _flush_directory(destination)
+
+
+def _steps(directory: str) -> list[str]:
+    """The names of a checkpoint's steps."""
+    try:
+        return [name for name in os.listdir(directory) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _try_to_fill(destination: str, work_area: str) -> None:
+    """Moves an empty directory in and removes it there: quotas of projects and encryption forbid what modes allow."""
+    inside, beside = os.path.join(destination, PROBE), os.path.join(work_area, PROBE)
+    for place in (inside, beside):
+        if os.path.isdir(place):
+            os.rmdir(place)
+    os.mkdir(beside)
+    try:
+        os.rename(beside, inside)
+    except OSError:
+        os.rmdir(beside)
+        raise
+    os.rmdir(inside)
+
+
+def _try_to_replace(destination: str, work_area: str) -> None:
+    """Asks the system to move the destination onto a directory that is not empty, which it never does.
+
+    That it is not empty is the last thing to be looked at (Linux, fs/namei.c): another answer than the one for a
+    directory of our own says that the destination cannot be moved elsewhere either.
+    """
+    beside = os.path.join(work_area, PROBE)
+    full, own = os.path.join(beside, "full"), os.path.join(beside, "own")
+    for place in (full, own):
+        os.makedirs(os.path.join(place, "x"), exist_ok=True)
+    try:
+        usual = _move_errno(own, full)
+        found = _move_errno(destination, full) if usual else None
+        if found != usual and found in REFUSALS:
+            raise OSError(found, os.strerror(found), destination)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _move_errno(source: str, target: str) -> int | None:
+    """What the system has against a rename; None where it was done."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _mount_below(directory: str) -> str | None:
+    """A mount point at or below a directory, where Linux tells: others look like any directory, bind mounts too."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            # proc(5): the fifth field is the mount point, with blanks and backslashes as octal numbers.
+            points = [_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split(" ")[4]) for line in file]
+    except OSError:
+        return None
+    return next((point for point in points if f"{point}/".startswith(f"{directory}/")), None)
+
+
+def _advice(error: OSError, *, empty: bool) -> str:
+    if error.errno == errno.EXDEV and not empty:
+        return "it lies in a lower layer of an overlay file system; give another directory, or remove it first"
+    if error.errno == errno.EXDEV:
+        return "a quota or a mount of its own sets it apart from its parent; give a directory below it"
+    return "give another directory"
+
+
+def _inherit(destination: str, work_area: str) -> None:
+    """Lets what is made in the work area have the group and the rights that it would have if made at the destination.
+
+    As far as we may: the group by the set-group-ID bit, and default access control lists.
+    """
+    status, own = os.stat(destination), os.stat(work_area)
+    inherits = status.st_mode & stat.S_ISGID
+    try:
+        os.chown(work_area, -1, status.st_gid if inherits else os.getegid())
+        os.chmod(work_area, stat.S_IMODE(own.st_mode) & ~stat.S_ISGID | inherits)
+    except OSError:
+        pass
+    try:
+        os.setxattr(work_area, DEFAULT_ACL, os.getxattr(destination, DEFAULT_ACL))
+    except (OSError, AttributeError):
+        pass
+
+
+def _take_over_attributes(old: str, new: str) -> None:
+    """Gives a directory owner, group and mode of the one that it replaces, as far as we may."""
+    status = os.stat(old)
+    for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
+        try:
+            os.chown(new, user, group)
+        except OSError:
+            pass
+    os.chmod(new, stat.S_IMODE(status.st_mode))
+
+
+def _replace(finished: str, destination: str, replaced: str) -> None:
+    """Two renames, where one is not to be had; what was there comes back if the second one fails."""
+    os.rename(destination, replaced)
+    try:
+        os.rename(finished, destination)
+    except OSError:
+        os.rename(replaced, destination)
+        raise
+
+
+def _sync_file_system(path: str) -> bool:
+    """Linux syncfs; tells whether it was done. An I/O error counts as not done, so that `flush` meets it by file."""
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return False
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return syncfs(descriptor) == 0
+    finally:
+        os.close(descriptor)
+
+
+def _flush_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(first: str, second: str) -> bool:
+    """Swaps two directories in one step, where the system can (Linux renameat2); tells whether it did."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2
+    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0

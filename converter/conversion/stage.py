@@ -1,0 +1,292 @@
+"""The work area of a conversion: leaves are written here, and become a checkpoint in one step at the end.
+
+The stage is a directory beside the destination, on the same file system, so that finished leaves can be linked into
+place and the finished checkpoint renamed. Nothing in it can be taken for a checkpoint. It outlives an interrupted run:
+its journal, a file beside it, says what was being made of what, and the next run of the same conversion goes on in it.
+The journal goes last, so that a run can be killed at any moment, while it tidies up too.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from converter.arrays import Leaf, LeafStore
+from converter.checkpoints import leaf_key
+from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
+from converter.conversion.publishing import is_published, take_back
+from converter.errors import DestinationError
+from converter.storage import PART, FileLock, write_error
+
+LOCK = "lock"
+
+SOURCE_FILES = "source files"
+"""The part of a conversion that tells one state of the source from another."""
+
+
+class Stage:
+    """A locked work area; see the module's docstring.
+
+    Attributes:
+      root: its directory.
+      store: how leaves are stored.
+      resumed: whether it holds work of an interrupted run of the same conversion.
+    """
+
+    def __init__(self, destination: str, store: str, leaves: Sequence[Leaf]):
+        """Creates and locks the work area, or takes over the one of a dead process; `begin` comes next.
+
+        Raises:
+          DestinationError: it cannot be created, or another process works in it.
+        """
+        self.root = stage_path(destination)
+        self.journal = journal_path(destination)
+        self.store = store
+        self.resumed = False
+        self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+        self._stores: dict[str, LeafStore] = {}
+        try:
+            os.makedirs(self.root, exist_ok=True)
+            self._lock = FileLock(os.path.join(self.root, LOCK))
+        except BlockingIOError:
+            raise self._is_taken() from None
+        except OSError as error:
+            # The destination itself may be writable: one that its parent's owner made for us.
+            below = os.path.isdir(destination) and os.access(destination, os.W_OK | os.X_OK)
+            advice = (
+                f"; the work area lies beside the destination: give a directory below {destination}" if below else ""
+            )
+            raise DestinationError(f"{self.root}: cannot be created: {error.strerror}{advice}") from None
+        if not self._lock.is_in_place():
+            self._lock.close()
+            raise self._is_taken()
+
+    def begin(self, conversion: Mapping[str, Any], *, fresh: bool) -> None:
+        """Goes on with an interrupted run of the same conversion, or starts a new one.
+
+        Args:
+          conversion: all that decides over the result, as JSON values.
+          fresh: throw away what an earlier run left.
+
+        Raises:
+          DestinationError: the work area holds another conversion; the message says what differs.
+        """
+        journal = self._read()
+        found = None if fresh else journal.get("conversion")
+        if isinstance(found, dict) and journal.get("source_fault") is True and _differ_in_source(found, conversion):
+            found = None
+        if found is not None and found != conversion:
+            keys = sorted(set(found) | set(conversion))
+            raise DestinationError(
+                f"{self.root}: holds an interrupted conversion that differs from this one; --fresh starts over",
+                [
+                    f"{k}: then {found.get(k)!r}, now {conversion.get(k)!r}"
+                    for k in keys
+                    if found.get(k) != conversion.get(k)
+                ],
+            )
+        try:
+            self.resumed = found is not None
+            if self.resumed:
+                # What comes now is another publication: nothing of it may pass for the end of the last one.
+                self._write_journal(conversion, published=False)
+                self._tidy()
+            else:
+                self._clear()
+                self._write_journal(conversion, published=False)
+        except OSError as error:
+            raise write_error(self.root, error) from None
+
+    @property
+    def output(self) -> str:
+        """Where the whole checkpoint takes shape before it is renamed to the destination."""
+        return os.path.join(self.root, "checkpoint")
+
+    @property
+    def replaced(self) -> str:
+        """Where a checkpoint that is replaced goes, if it cannot be exchanged for the new one."""
+        return os.path.join(self.root, "replaced")
+
+    def leaf_directory(self, leaf: Leaf) -> str:
+        """The directory that holds a leaf, and nothing else."""
+        name = f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
+        return os.path.join(self.root, "leaves", name)
+
+    def open_leaf(self, leaf: Leaf) -> LeafStore:
+        """Opens a leaf for writing.
+
+        Raises:
+          DestinationError: it cannot be created.
+        """
+        database_key = leaf_key(leaf.path) if self.store == "ocdbt" else None
+        store = LeafStore(leaf, self.leaf_directory(leaf), database_key=database_key)
+        self._stores[leaf.path] = store
+        return store
+
+    def check_whole(self, leaves: Sequence[Leaf]) -> None:
+        """Looks once more for every file before a checkpoint is made of them: a reader takes a missing one as zeros.
+
+        Raises:
+          DestinationError: something else removed files of the work area while we worked.
+        """
+        if not self._lock.is_in_place():
+            raise DestinationError(f"{self.root}: vanished while we worked in it; run the same command again")
+        for leaf in leaves:
+            missing = (self._stores.get(leaf.path) or self.open_leaf(leaf)).missing_files()
+            if missing:
+                raise DestinationError(
+                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} vanished while we worked; "
+                    "run the same command again to resume"
+                )
+
+    def _is_taken(self) -> DestinationError:
+        return DestinationError(f"{self.root}: another ax2mt works on this destination; wait for it to end")
+
+    def holds_work(self) -> bool:
+        """Whether some leaf was begun, by this run or an earlier one."""
+        return os.path.isdir(os.path.join(self.root, "leaves"))
+
+    def staged_bytes(self) -> int:
+        """Bytes that an earlier run has already written."""
+        return tree_bytes(os.path.join(self.root, "leaves"))
+
+    def mark_published(self) -> None:
+        """Notes that the rename to the destination comes next; see `finish_published`.
+
+        Raises:
+          DestinationError: the journal cannot be written.
+        """
+        conversion, _ = self.read_journal()
+        try:
+            self._write_journal(conversion, published=True)
+        except OSError as error:
+            raise write_error(self.journal, error) from None
+
+    def mark_source_fault(self) -> None:
+        """Notes that the source stopped this run: the next one may meet a repaired source, and starts over then."""
+        try:
+            self._write_journal(self.read_journal()[0], published=False, source_fault=True)
+        except OSError:
+            pass
+
+    def remove(self) -> str:
+        """Removes the work area with all that is in it, and the journal last.
+
+        Returns:
+          What could not be removed; empty where nothing is left.
+        """
+        problem = ""
+        try:
+            shutil.rmtree(self.root)
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}"
+            shutil.rmtree(self.root, ignore_errors=True)
+        try:
+            os.unlink(self.journal)
+        except OSError:
+            pass
+        self.close()
+        try:
+            # NFS keeps a file that is still open, such as our lock until now.
+            os.rmdir(self.root)
+        except OSError:
+            pass
+        return problem if os.path.lexists(self.root) else ""
+
+    def close(self) -> None:
+        """Unlocks the work area and leaves it for a later run."""
+        self._lock.close()
+
+    def read_journal(self) -> tuple[Any, bool]:
+        """What the work area was begun for, None where nothing says so; and whether it was published."""
+        content = self._read()
+        conversion = content.get("conversion")
+        return conversion if isinstance(conversion, dict) else None, content.get("published") is True
+
+    def _read(self) -> dict[str, Any]:
+        """The journal; empty where it is missing or damaged."""
+        try:
+            with open(self.journal, "rb") as file:
+                content = json.loads(file.read())
+        except (OSError, ValueError):
+            return {}
+        valid = isinstance(content, dict) and isinstance(content.get("conversion"), dict) and "published" in content
+        return content if valid else {}
+
+    def _write_journal(self, conversion: Any, *, published: bool, source_fault: bool = False) -> None:
+        content = {"conversion": conversion, "published": published, "source_fault": source_fault}
+        with open(self.journal + PART, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.journal + PART, self.journal)
+
+    def _tidy(self) -> None:
+        """Removes what an interrupted run left unfinished: the checkpoint, half chunks, locks of its database.
+
+        A stale `*.__lock` of TensorStore would be reused without being truncated: a shorter value would keep its tail.
+        """
+        shutil.rmtree(self.output, ignore_errors=True)
+        for directory, _, files in os.walk(os.path.join(self.root, "leaves")):
+            for name in files:
+                if name.endswith((PART, ".__lock")):
+                    os.unlink(os.path.join(directory, name))
+
+    def _clear(self) -> None:
+        for name in os.listdir(self.root):
+            path = os.path.join(self.root, name)
+            if name == LOCK:
+                continue
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+
+def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
+    """Tidies up after a run that was killed while its checkpoint took its place, or just afterwards.
+
+    Where it was killed before, what was at the destination is brought back.
+
+    Returns:
+      Whether the checkpoint of the same conversion is in its place: then nothing is left to do.
+
+    Raises:
+      DestinationError: another process works on this destination, or it cannot be brought back.
+    """
+    if not os.path.isfile(journal_path(destination)):
+        return False
+    stage = Stage(destination, "", ())
+    found, published = stage.read_journal()
+    if published and found == conversion and is_published(stage.output, destination):
+        stage.remove()
+        return True
+    try:
+        if published:
+            take_back(stage.output, destination, stage.replaced)
+    finally:
+        stage.close()
+    return False
+
+
+def _differ_in_source(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
+    """Whether two conversions differ in the state of the source's files, and in nothing else."""
+    return found != conversion and {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
+
+
+def stage_path(destination: str) -> str:
+    """The work area that belongs to a destination."""
+    return destination.rstrip("/") + SUFFIX
+
+
+def journal_path(destination: str) -> str:
+    """The journal that belongs to a destination's work area."""
+    return destination.rstrip("/") + JOURNAL_SUFFIX
+
+
+def tree_bytes(path: str) -> int:
+    """Size of all files below a directory."""
+    return sum(
+        os.lstat(os.path.join(directory, name)).st_size for directory, _, files in os.walk(path) for name in files
+    )

@@ -1,0 +1,214 @@
+"""Runs a plan: block after block and chunk after chunk, several in flight, under a memory budget."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from converter.arrays import LeafStore, check_chunk
+from converter.conversion.copy import copy_chunk, link_chunk, target_index
+from converter.conversion.rewrite import Rewriter
+from converter.conversion.stage import Stage
+from converter.planning import COPIERS, LINK, Plan, Task
+from converter.work import ByteBudget, Progress
+
+Unit = Callable[[], int]
+"""Does a piece of work; returns the decoded bytes of the leaves that it finished."""
+
+WATCH_SECONDS = 0.2
+"""How often a run looks whether it still makes sense."""
+
+
+@dataclass
+class Counts:
+    """What an engine has done.
+
+    Attributes:
+      decoded: source chunks that were decoded.
+      encoded: target chunks that were encoded.
+      passed: chunks that were copied or linked as they are.
+      kept: units of work that an interrupted run had already done.
+    """
+
+    decoded: int = 0
+    encoded: int = 0
+    passed: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outcome of a run.
+
+    Attributes:
+      digests: leaf path to chunk index to the digest of the chunk as stored; chunks that were linked have none.
+      counts: what was done.
+      peak_in_flight: bytes of the budget that were in use at most.
+    """
+
+    digests: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    peak_in_flight: int = 0
+
+
+def run(
+    plan: Plan,
+    stage: Stage,
+    progress: Progress,
+    *,
+    jobs: int,
+    check: bool = False,
+    computed: Mapping[str, np.ndarray] | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> Written:
+    """Writes all leaves of a plan into a stage.
+
+    Args:
+      plan: the work.
+      stage: a stage that was begun for this plan; what it holds already is checked and kept.
+      progress: told of each unit of work and each finished leaf.
+      jobs: how many units may be in flight, as far as the plan's memory budget lets them.
+      check: decode the chunks that are passed through as well, only to see that they can be decoded.
+      computed: leaf path to a whole value that is written in place of the moved one; only for rewritten leaves.
+      watch: is called a few times a second; what it raises ends the run.
+
+    Raises:
+      SourceError: something cannot be read or decoded.
+      DestinationError: something cannot be written.
+    """
+    progress.start(len(plan.leaves), plan.totals.write_bytes)
+    return _Engine(plan, stage, progress, check, computed or {}).run(jobs, watch)
+
+
+class _Engine:
+    def __init__(self, plan: Plan, stage: Stage, progress: Progress, check: bool, computed: Mapping[str, np.ndarray]):
+        self.check = check
+        self.computed = computed
+        self.plan = plan
+        self.stage = stage
+        self.progress = progress
+        self.budget = ByteBudget(plan.options.max_memory)
+        self.counts = Counts()
+        self.digests: dict[str, dict[tuple[int, ...], int]] = {}
+        self.stop = threading.Event()
+        self.failure: BaseException | None = None
+        self.lock = threading.Lock()
+        self.rewrites = self._units(rewrite=True)
+        self.copies = self._units(rewrite=False)
+
+    def run(self, jobs: int, watch: Callable[[], None]) -> Written:
+        futures: list[Future[None]] = []
+        with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
+            try:
+                futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
+                futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
+                while not _settled(futures):
+                    watch()
+            finally:
+                self.stop.set()
+        if self.failure is not None:
+            raise self.failure
+        return Written(self.digests, self.counts, self.budget.peak)
+
+    def _worker(self, *queues: "Iterator[tuple[_TaskWork, Unit]]") -> None:
+        try:
+            while not self.stop.is_set():
+                with self.lock:
+                    job = next(itertools.chain(*queues), None)
+                if job is None:
+                    return
+                self._do(*job)
+        except BaseException as error:
+            with self.lock:
+                self.failure = self.failure or error
+            self.stop.set()
+            raise
+
+    def _do(self, work: "_TaskWork", unit: Unit) -> None:
+        with self.budget.hold(work.task.memory):
+            work.open(self.stage)
+            done = unit()
+        if self.stop.is_set():
+            return  # the unit may have stopped half way, and nothing is made of this run any more
+        self.progress.advance(done)
+        with self.lock:
+            work.open_units -= 1
+            if work.open_units:
+                return
+            for store in work.stores:
+                self.digests[store.leaf.path] = store.digests
+        for store in work.stores:
+            store.finish()
+        for leaf in work.task.leaves:
+            self.progress.leaf_done(leaf.path)
+
+    def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, Unit]]":
+        """All work of a kind in the order of the model; made only as it is asked for."""
+        for task in self.plan.tasks:
+            if (task.blocking is not None) != rewrite:
+                continue
+            work = _TaskWork(task)
+            units = self._rewrite_units(work) if task.blocking else self._pass_units(work)
+            for unit in units:
+                yield work, unit
+
+    def _pass_units(self, work: "_TaskWork") -> Iterator[Unit]:
+        (array,) = work.task.sources
+        (leaf,) = work.task.leaves
+        move = link_chunk if work.task.route == LINK else copy_chunk
+
+        def unit(index: tuple[int, ...]) -> int:
+            (store,) = work.stores
+            kept = self.stage.resumed and store.has_chunk(target_index(index, leaf.encoding.order))
+            if self.check:
+                check_chunk(array, index)
+            if not kept:
+                move(array, index, store)
+            self._count(kept=kept, passed=not kept)
+            return array.clipped_bytes(index)
+
+        for index in array.chunk_indices():
+            yield lambda index=index: unit(index)
+
+    def _rewrite_units(self, work: "_TaskWork") -> Iterator[Unit]:
+        rewriter = Rewriter(work.task, self.stop, self.computed)
+
+        def unit(group: dict[str, tuple[int, int]]) -> int:
+            kept = self.stage.resumed and rewriter.is_done(group, work.stores)
+            decoded, encoded = (0, 0) if kept else rewriter.rewrite(group, work.stores, keep=self.stage.resumed)
+            self._count(kept=kept, decoded=decoded, encoded=encoded)
+            return rewriter.target_bytes(group)
+
+        for group in rewriter.groups():
+            yield lambda group=group: unit(group)
+
+    def _count(self, *, kept: int = 0, passed: int = 0, decoded: int = 0, encoded: int = 0) -> None:
+        with self.lock:
+            self.counts.kept += kept
+            self.counts.passed += passed
+            self.counts.decoded += decoded
+            self.counts.encoded += encoded
+
+
+def _settled(futures: Sequence[Future[None]]) -> bool:
+    """Waits a little; tells whether all futures are done, or one of them failed."""
+    done, waiting = wait(futures, timeout=WATCH_SECONDS, return_when=FIRST_EXCEPTION)
+    return not waiting or any(future.exception() for future in done)
+
+
+class _TaskWork:
+    """A task that is under way; its leaves are opened when its first unit begins."""
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.open_units = task.units
+        self.stores: list[LeafStore] = []
+        self._lock = threading.Lock()
+
+    def open(self, stage: Stage) -> None:
+        with self._lock:
+            if not self.stores:
+                self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]

@@ -1,0 +1,212 @@
+"""A checkpoint's tensors by the roles that its mapping table gives them: the same names and axes from either side.
+
+Both sides are read through the same rows. On AXLearn's side a row's axis expression says which part of a stored array a
+role is, and in which order its axes lie; on MaxText's the leaf is in the order of the role already.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from converter.axes import AxisMap, Branch, Product
+from converter.checkpoints import Target, recorded_qk_norm, recorded_settings
+from converter.errors import MappingError, SourceError, VerificationError
+from converter.forward.views import StoredArray, View, open_axlearn, open_context
+from converter.forward.weights import Weights, layer_view
+from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join
+from converter.planning import Source
+
+
+def axlearn_weights(source: Source) -> Weights:
+    """The weights of an AXLearn checkpoint.
+
+    Raises:
+      MappingError: the table gives no roles, or a role to something that is not a part of one stored array.
+      SourceError: an array cannot be opened, or shapes contradict each other.
+    """
+    match = source.match
+    _check_roles(match.table)
+    opened: dict[str, StoredArray] = {}
+    top: dict[str, View] = {}
+    places = list(dict.fromkeys(row.source_place for row in match.rows if row.source_place))
+    layers: dict[int, dict[str, View]] = {}
+    for row in match.rows:
+        if row.row.option:
+            continue  # a copy that only MaxText has
+        for number, role in enumerate(row.row.roles):
+            for path in row.sources:
+                opened.setdefault(path, open_axlearn(source.arrays[path]))
+            for repeat, view in _source_views(row, number, match.sizes, opened):
+                if not row.source_place:
+                    top[role] = view
+                else:
+                    layers.setdefault(repeat * match.blocks + places.index(row.source_place), {})[role] = view
+    weights = Weights(source.shown, top, _in_order(source.shown, layers), notes=source.notes)
+    weights.check()
+    return weights
+
+
+def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
+    """The weights of a MaxText checkpoint, in any of the formats that Orbax writes and any layout that the table has.
+
+    Args:
+      target: the checkpoint.
+      table: the table whose MaxText side it has, see `fitting_table`.
+      shown: its path as the user gave it, for messages.
+
+    Raises:
+      MappingError: the table gives no roles.
+      SourceError: an array cannot be opened, or shapes contradict each other.
+    """
+    _check_roles(table)
+    context = open_context()
+    top: dict[str, View] = {}
+    layers: dict[int, dict[str, View]] = {}
+    for row in table.rows:
+        for path, role in zip(row.maxtext, row.roles, strict=False):
+            for layout, block, full in _target_places(table, path, target):
+                array = _open_leaf(target, full, context)
+                if layout is None:
+                    top[role] = layer_view(array, None, 0)
+                    continue
+                for repeat in range(_repeats(array, layout)):
+                    number = block if layout.axis is None else repeat * _blocks(table, layout, target) + block
+                    layers.setdefault(number, {})[role] = layer_view(array, layout.axis, repeat)
+    weights = Weights(
+        shown,
+        top,
+        _in_order(shown, layers),
+        recorded_qk_norm(target.custom),
+        settings=recorded_settings(target.custom),
+    )
+    weights.check()
+    return weights
+
+
+def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTable:
+    """The one table whose MaxText side has all weights of a checkpoint.
+
+    Raises:
+      MappingError: none has, or several have; the message names the leaves that the nearest one lacks.
+    """
+    misfits = {table.name: _unknown_leaves(table, target) for table in tables}
+    fitting = [table for table in tables if not misfits[table.name]]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = ", ".join(table.name for table in fitting)
+        raise MappingError(f"{target.root}: several mappings have its leaves: {names}; name one with --mapping FILE")
+    nearest = min(misfits, key=lambda name: len(misfits[name]), default="")
+    raise MappingError(
+        f"{target.root}: no mapping has its leaves (compared: {', '.join(misfits) or 'none'}); "
+        "pass the table that it was converted with as --mapping FILE",
+        [f"{nearest}: no row leads to {path}" for path in misfits.get(nearest, [])[:20]],
+    )
+
+
+def _check_roles(table: MappingTable) -> None:
+    if not any(row.roles for row in table.rows):
+        raise MappingError(
+            f"mapping '{table.name}' gives no roles to its tensors, so that no logits can be computed; "
+            "add `role` to its rows (docs/mapping.md)"
+        )
+
+
+def _in_order(path: str, layers: Mapping[int, Mapping[str, View]]) -> tuple[Mapping[str, View], ...]:
+    missing = sorted(set(range(max(layers, default=0))) - layers.keys())
+    if missing:
+        raise SourceError(f"{path}: layers {missing[:5]} have no tensors")
+    return tuple(layers[number] for number in sorted(layers))
+
+
+def _source_views(
+    row: MatchedRow, number: int, sizes: Mapping[str, int], opened: Mapping[str, StoredArray]
+) -> Iterator[tuple[int, View]]:
+    """The parts of a stored array that are one role's tensors, layer by layer, with axes as MaxText has them."""
+    axis_map = AxisMap(row.expression, {name: sizes[name] for name in row.expression.names()})
+    branches = [branch for branch in row.expression.branches() if branch.target == number]
+    order = _order(branches[0]) if len(branches) == 1 else None
+    if order is None:
+        raise MappingError(
+            f"{row.targets[number]}: the role {row.row.roles[number]!r} needs a tensor whose axes only move, "
+            f"found {row.expression}"
+        )
+    branch = branches[0]
+    box = axis_map.source_box(branch)
+    names = [product == (LAYER_AXIS,) for product in branch.source_dims]
+    array = opened[row.sources[branch.source]]
+    if True not in names:
+        yield 0, View(array, box, order)
+        return
+    axis = names.index(True)
+    for repeat in range(sizes[LAYER_AXIS]):
+        yield repeat, View(array, (*box[:axis], (repeat, repeat + 1), *box[axis + 1 :]), order)
+
+
+def _order(branch: Branch) -> tuple[int, ...] | None:
+    """The source dimension of each target dimension, without the layer axis; pairs may lie either way."""
+
+    def key(product: Product) -> frozenset[tuple[str | int, int]]:
+        return frozenset(Counter(product).items())
+
+    sources = [key(product) for product in branch.source_dims]
+    targets = [key(product) for product in branch.target_dims if product != (LAYER_AXIS,)]
+    wanted = [product for product in sources if product != key((LAYER_AXIS,))]
+    if Counter(targets) != Counter(wanted) or len(set(wanted)) != len(wanted):
+        return None
+    return tuple(sources.index(target) for target in targets)
+
+
+def _target_places(table: MappingTable, path: str, target: Target) -> Iterator[tuple[LayerLayout | None, int, str]]:
+    """Where a row's MaxText tensor is in a checkpoint: the layout, the layer's number in its names, the leaf."""
+    if not path.startswith(LAYER_FIELD):
+        full = join(table.maxtext.prefix, path)
+        if full in target.keys:
+            yield None, 0, full
+        return
+    for layout in table.maxtext.layers:
+        pattern = _pattern(join(table.maxtext.prefix, path.replace(LAYER_FIELD, layout.path)))
+        for full in target.keys:
+            if found := pattern.fullmatch(full):
+                yield layout, int(found[1]) if pattern.groups else 0, full
+
+
+def _blocks(table: MappingTable, layout: LayerLayout, target: Target) -> int:
+    """How many layers of a cycle a checkpoint has in a layout."""
+    pattern = _pattern(join(table.maxtext.prefix, layout.path))
+    found = {match[1] if pattern.groups else "0" for path in target.keys if (match := pattern.match(path))}
+    return len(found)
+
+
+def _repeats(array: StoredArray, layout: LayerLayout) -> int:
+    if layout.axis is None:
+        return 1
+    return array.shape[layout.axis] if layout.axis < len(array.shape) else 0
+
+
+def _unknown_leaves(table: MappingTable, target: Target) -> list[str]:
+    """The weights of a checkpoint that no row of a table leads to."""
+    patterns = [
+        _pattern(join(table.maxtext.prefix, path.replace(LAYER_FIELD, place)))
+        for row in table.rows
+        for path in row.maxtext
+        for place in ([layout.path for layout in table.maxtext.layers] if row.in_layer else [""])
+    ]
+    weights = [path for path in target.keys if path.startswith(f"{table.maxtext.prefix}/")]
+    return [path for path in weights if not any(pattern.fullmatch(path) for pattern in patterns)] or (
+        [] if weights else [f"{table.maxtext.prefix}/ (nothing is there)"]
+    )
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """A path in which the number of a layer or block stands open."""
+    return re.compile(re.sub(r"\\\{(?:block|layer)\\\}", r"(\\d{1,4})", re.escape(path)))
+
+
+def _open_leaf(target: Target, path: str, context: object) -> StoredArray:
+    try:
+        leaf = target.open(path, context)
+    except VerificationError as error:
+        raise SourceError(error.message, error.details) from None
+    chunks = tuple(length or 1 for length in leaf.store.chunk_layout.read_chunk.shape or leaf.shape)
+    return StoredArray(path, leaf.shape, chunks, leaf.store, None)

@@ -1,0 +1,184 @@
+"""What a model computes from its weights: every point in which AXLearn's Envy and MaxText's can differ."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from converter.checkpoints import parse_config
+from converter.errors import SourceError, UsageError
+from converter.mapping import Arithmetic, parse_setting
+
+INTERLEAVED = "interleaved"
+HALVES = "halves"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Semantics:
+    """A model's arithmetic; see docs/exactness.md.
+
+    Attributes:
+      query_order: how rotated pairs lie in the query's head dimension: side by side, or as two halves.
+      key_order: the same for the key.
+      scale_order: the same for the q/k norm scales.
+      norm_after_rope: apply the q/k norms after RoPE, not before.
+      top_k: experts of a token.
+      renormalise: make the shares of the chosen experts sum to one.
+      share_epsilon: added to that sum.
+      tied: logits come from the embedding table.
+      round_table: round that table to bfloat16 for the logits.
+      normalize_logits: divide tied logits by the root of the width.
+      epsilon: of all norms.
+      theta: RoPE's base.
+    """
+
+    query_order: str
+    key_order: str
+    scale_order: str
+    norm_after_rope: bool
+    top_k: int
+    renormalise: bool
+    share_epsilon: float
+    tied: bool
+    round_table: bool
+    normalize_logits: bool
+    epsilon: float
+    theta: float
+
+
+def axlearn_semantics(arithmetic: Arithmetic, *, tied: bool) -> Semantics:
+    """What AXLearn's decoder computes (axlearn/common/attention.py, mixture_of_experts.py).
+
+    Args:
+      arithmetic: the constants that no tensor shows, see `settings.source_arithmetic`.
+      tied: logits come from the embedding table.
+    """
+    return Semantics(
+        query_order=INTERLEAVED,
+        key_order=INTERLEAVED,
+        scale_order=INTERLEAVED,
+        norm_after_rope=True,
+        top_k=arithmetic.experts_per_token,
+        renormalise=True,
+        share_epsilon=arithmetic.share_epsilon,
+        tied=tied,
+        round_table=False,
+        normalize_logits=False,
+        epsilon=arithmetic.norm_epsilon,
+        theta=arithmetic.rope_theta,
+    )
+
+
+STOCK_KEYS: Mapping[str, Any] = {
+    "decoder_block": "llama2",
+    "logits_via_embedding": False,
+    "normalize_embedding_logits": True,
+    "num_experts_per_tok": 1,
+    "normalization_layer_epsilon": 1e-5,
+    "rope_max_timescale": 10000,
+    "use_qk_norm": False,
+    "capacity_factor": -1.0,
+}
+"""The keys we understand, with the values that MaxText 0.2.5 takes where a configuration does not have them."""
+
+
+def maxtext_semantics(
+    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool
+) -> Semantics:
+    """What MaxText 0.2.5 computes under a configuration.
+
+    Args:
+      config: keys of its model configuration; those that are missing have MaxText's own defaults.
+      needed: keys that decide over the architecture, with the values that the checkpoint's tensors need.
+      norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
+      has_unembedding: the checkpoint has an output projection.
+
+    Raises:
+      UsageError: the configuration is of a model that we cannot compute, or contradicts the checkpoint.
+    """
+    keys = {**STOCK_KEYS, **config}
+    for key, value in needed.items():
+        if keys[key] != value:
+            raise UsageError(f"{key} is {keys[key]!r}; the checkpoint's tensors need {key}={value}")
+    if keys["capacity_factor"] > 0:
+        raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
+    tied = bool(keys["logits_via_embedding"])
+    if not tied and not has_unembedding:
+        raise UsageError("logits_via_embedding is false, but the checkpoint has no decoder/logits_dense/kernel")
+    return Semantics(
+        query_order=HALVES,
+        key_order=HALVES,
+        scale_order=HALVES,
+        norm_after_rope=norm_after_rope,
+        top_k=int(keys["num_experts_per_tok"]),
+        renormalise=True,
+        share_epsilon=0.0,
+        tied=tied,
+        round_table=tied,
+        normalize_logits=tied and bool(keys["normalize_embedding_logits"]),
+        epsilon=float(keys["normalization_layer_epsilon"]),
+        theta=float(keys["rope_max_timescale"]),
+    )
+
+
+def check_semantics(semantics: Semantics, experts: int) -> None:
+    """Refuses an arithmetic that no model has.
+
+    Args:
+      semantics: what is to be computed.
+      experts: experts of the checkpoint's layers; 0 where it has none.
+
+    Raises:
+      UsageError: naming the key of MaxText's configuration.
+    """
+    if experts and not 1 <= semantics.top_k <= experts:
+        raise UsageError(f"num_experts_per_tok is {semantics.top_k}; expected 1 to {experts}, the checkpoint's experts")
+    for key, value in (
+        ("normalization_layer_epsilon", semantics.epsilon),
+        ("rope_max_timescale", semantics.theta),
+    ):
+        if not 0 < value < math.inf:
+            raise UsageError(f"{key} is {value:g}; expected a number above 0")
+
+
+def read_config(
+    file: str | None, settings: Sequence[str], converted: Mapping[str, Any], *, has_unembedding: bool
+) -> dict[str, Any]:
+    """The keys of a MaxText configuration that matter here.
+
+    Args:
+      file: the yml beside the checkpoint; None where there is none.
+      settings: `KEY=VALUE` changes, to ask "what if".
+      converted: what a conversion writes; taken where there is no file.
+      has_unembedding: the checkpoint has an output projection.
+
+    Raises:
+      SourceError: the file cannot be read.
+      UsageError: a setting has another form, or a key that does not matter for logits.
+    """
+    config = {**converted, "logits_via_embedding": not has_unembedding} if file is None else _load(file)
+    for setting in settings:
+        key, mark, _ = setting.partition("=")
+        if not mark or key not in STOCK_KEYS:
+            raise UsageError(f"--set {setting}: expected KEY=VALUE with one of the keys {', '.join(STOCK_KEYS)}")
+        config[key] = parse_setting(setting, STOCK_KEYS[key])
+    return config
+
+
+def _load(file: str) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as stream:
+            content = parse_config(stream.read())
+    except OSError as error:
+        raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SourceError(f"{file}: no valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise SourceError(f"{os.path.abspath(file)}: expected a mapping of keys to values")
+    found = {key: content[key] for key in STOCK_KEYS if key in content}
+    for key, value in found.items():
+        kind = (int, float) if isinstance(STOCK_KEYS[key], int | float) else str
+        if not isinstance(value, kind):
+            raise SourceError(f"{file}: {key} is {value!r}, expected a value like {STOCK_KEYS[key]!r}")
+    return found

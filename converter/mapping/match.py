@@ -1,0 +1,343 @@
+"""Applies a mapping table to the tensors of a checkpoint: which row meets which tensor, and is everything covered.
+
+Coverage is checked here, before any weight is read: every source tensor is consumed exactly once or dropped by a row
+that says why, and every target leaf is produced exactly once. All offenders are listed together.
+"""
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from converter.axes import Expression, ShapeFact, solve_sizes
+from converter.errors import Ax2mtError, MappingError
+from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, TensorRow
+from converter.mapping.values import COPY, Fit, ValueRule
+from converter.words import MAX_LISTED, shorten
+
+Shape = tuple[int, ...]
+MAX_PLACES = 100_000
+"""Rows times layers; the largest model of the family has some hundred."""
+
+MAX_CANDIDATES = 2_000
+"""Names among which a near one is looked for; the search takes a while for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedRow:
+    """One row on one place of the model.
+
+    Attributes:
+      row: the row of the table.
+      sources: full paths of its source tensors.
+      targets: full paths of its target leaves.
+      expression: the row's axes with the layer axis where the layouts have it.
+      value: what becomes of the values, with the options that are on.
+      source_place: the layer's full path in the source; empty for tensors that belong to no layer.
+      target_place: the same in the target.
+    """
+
+    row: TensorRow
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    expression: Expression
+    value: ValueRule = COPY
+    source_place: str = ""
+    target_place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A table that covers a checkpoint.
+
+    Attributes:
+      table: the mapping table.
+      rows: every row on every place, in the order of the model.
+      dropped: source path to the reason it is left behind.
+      notes: what the table has to say about tensors that are left behind, one line each.
+      sizes: the solved size of every axis.
+      blocks: layers in a cycle (1 where the table has no layers).
+      kinds: kinds of layers that the model has.
+      options: the options that were on.
+      target_layout: name of the target's layer layout.
+    """
+
+    table: MappingTable
+    rows: tuple[MatchedRow, ...]
+    dropped: Mapping[str, str]
+    notes: tuple[str, ...]
+    sizes: Mapping[str, int]
+    blocks: int
+    kinds: frozenset[str]
+    options: frozenset[str]
+    target_layout: str
+
+    def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
+        """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
+        found: dict[str, dict[str, MatchedRow]] = {}
+        for row in self.rows:
+            for role in row.row.roles:
+                found.setdefault(row.source_place, {})[role] = row
+        return {
+            place: tuple(rows[role] for role in roles)
+            for place, rows in found.items()
+            if all(role in rows for role in roles)
+        }
+
+
+def match_table(
+    table: MappingTable, shapes: Mapping[str, Shape], *, options: Collection[str] = (), target_layout: str = "scanned"
+) -> Match:
+    """Matches a table with a checkpoint's tensors.
+
+    Args:
+      table: the mapping table.
+      shapes: path to shape of every tensor in the checkpoint.
+      options: names of the options whose rows are wanted.
+      target_layout: the layer layout to produce.
+
+    Raises:
+      MappingError: the table does not cover the checkpoint, or sizes contradict; `details` lists all findings.
+    """
+    rows, problems = _Matcher(table, shapes, options, target_layout).match()
+    if problems:
+        raise MappingError(f"mapping '{table.name}' does not fit the checkpoint", shorten(problems))
+    return rows
+
+
+def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
+    """Finds the one table that fits a checkpoint.
+
+    Raises:
+      MappingError: no table fits (with what was compared and the findings for each), or several do.
+    """
+    fits: list[Match] = []
+    findings: list[str] = []
+    for table in tables:
+        try:
+            fits.append(match_table(table, shapes, options=options))
+        except Ax2mtError as error:
+            findings.append(f"{table.name}: {error.message}")
+            findings.extend(f"  {line}" for line in error.details[:8])
+            if len(error.details) > 8:
+                findings.append(f"  and {len(error.details) - 8} more")
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        names = ", ".join(match.table.name for match in fits)
+        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping FILE")
+    names = ", ".join(table.name for table in tables) or "none"
+    raise MappingError(
+        f"no mapping fits the checkpoint's {len(shapes)} tensors (compared: {names}); "
+        "write your own table and pass it with --mapping FILE",
+        findings,
+    )
+
+
+class _Matcher:
+    def __init__(
+        self, table: MappingTable, shapes: Mapping[str, Shape], options: Collection[str], target_layout: str
+    ) -> None:
+        self.table = table
+        self.shapes = shapes
+        self.options = frozenset(options)
+        self.target_layout = target_layout
+        self.problems: list[str] = []
+        self.kinds: set[str] = set()
+
+    def match(self) -> tuple[Match, list[str]]:
+        known = self.table.options
+        self.problems += [f"the table has no rows for option '{option}'" for option in sorted(self.options - known)]
+        source = self._source_layout()
+        target = self._target_layout()
+        blocks = self._blocks(source) if source else 0
+        kinds = [self._block_kinds(source, block) for block in range(blocks)] if source else []
+        self.kinds = {kind for found in kinds for kind in found}
+        rows = self._rows(source, target, kinds)
+        dropped = self._cover(rows)
+        sizes: dict[str, int] = {}
+        if not self.problems:
+            sizes = self._solve(rows)
+        match = Match(
+            self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
+            tuple(dict.fromkeys(drop.note for drop in dropped.values() if drop.note)), sizes, max(blocks, 1),
+            frozenset(self.kinds), self.options, self.target_layout,
+        )  # fmt: skip
+        return match, self.problems
+
+    def _source_layout(self) -> LayerLayout | None:
+        """The source layout in which layers are found; they cannot be mixed."""
+        found = [layout for layout in self.table.axlearn.layers if self._found_blocks(layout)]
+        if self.table.axlearn.layers and not found:
+            looked = " or ".join(join(self.table.axlearn.prefix, layout.path) for layout in self.table.axlearn.layers)
+            self.problems.append(f"no layers at {looked}")
+        if len(found) > 1:
+            self.problems.append("layers in several layouts: " + ", ".join(layout.name for layout in found))
+        return found[0] if found else None
+
+    def _target_layout(self) -> LayerLayout | None:
+        layouts = {layout.name: layout for layout in self.table.maxtext.layers}
+        if layouts and self.target_layout not in layouts:
+            self.problems.append(f"the table has no target layout '{self.target_layout}' ({', '.join(layouts)})")
+        layout = layouts.get(self.target_layout)
+        if layout is not None and layout.axis is None:
+            self.problems.append(f"the target layout '{layout.name}' has no axis of layers; it can only be read")
+        return layout
+
+    def _found_blocks(self, layout: LayerLayout) -> set[int]:
+        text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
+        pattern = re.compile(text + "/")
+        found = [match for match in map(pattern.match, self.shapes) if match]
+        return {int(match[1]) if pattern.groups else 0 for match in found}
+
+    def _blocks(self, layout: LayerLayout) -> int:
+        found = self._found_blocks(layout)
+        count = max(found) + 1
+        missing = sorted(set(range(count)) - found)
+        if missing:
+            self.problems.append(f"{layout.path}: blocks {sorted(found)} without {missing[:5]}")
+        expected = len(self.table.axlearn.cycle)
+        if expected and count != expected:
+            self.problems.append(f"{layout.path}: {count} layers in a cycle, the table has {expected}")
+        return count
+
+    def _block_kinds(self, layout: LayerLayout, block: int) -> set[str]:
+        place = join(self.table.axlearn.prefix, layout.path.replace("{block}", str(block)))
+        kinds: set[str] = set()
+        for choice in self.table.choices:
+            found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
+            if len(found) != 1 and len(choice.markers) > 1:
+                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
+                self.problems.append(
+                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
+                )
+            kinds.update(found)
+        cycle = self.table.axlearn.cycle
+        if block < len(cycle) and cycle[block] not in kinds:
+            self.problems.append(
+                f"{place}: expected to be {cycle[block]}, found {', '.join(sorted(kinds)) or 'neither'}"
+            )
+        return kinds
+
+    def _rows(
+        self, source: LayerLayout | None, target: LayerLayout | None, kinds: Sequence[set[str]]
+    ) -> list[MatchedRow]:
+        result: list[MatchedRow] = []
+        if len(self.table.rows) * len(kinds) > MAX_PLACES:
+            self.problems.append(f"{len(kinds)} layers in a cycle for {len(self.table.rows)} rows; no model has that")
+            return result
+        for row in self.table.rows:
+            if row.option and row.option not in self.options:
+                continue
+            if not row.in_layer:
+                result.append(self._place(row, "", "", row.expression))
+            elif source and target:
+                expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target.axis)
+                for block, found in enumerate(kinds):
+                    if not row.when or row.when in found:
+                        place = source.path.replace("{block}", str(block))
+                        target_place = target.path.replace("{block}", str(block))
+                        result.append(self._place(row, place, target_place, expression))
+        _check_tree([path for matched in result for path in matched.targets], self.problems)
+        order = {place: number for number, place in enumerate(dict.fromkeys(r.source_place for r in result))}
+        return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
+
+    def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
+        prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        value = COPY if isinstance(row.value, Fit) and row.value.name not in self.options else row.value
+        return MatchedRow(
+            row,
+            tuple(join(prefixes[0], path.replace(LAYER_FIELD, source)) for path in row.axlearn),
+            tuple(join(prefixes[1], path.replace(LAYER_FIELD, target)) for path in row.maxtext),
+            expression,
+            value,
+            join(prefixes[0], source) if source else "",
+            join(prefixes[1], target) if target else "",
+        )
+
+    def _cover(self, rows: Sequence[MatchedRow]) -> dict[str, DropRow]:
+        consumed: dict[str, int] = {}
+        produced: dict[str, int] = {}
+        for matched in rows:
+            for path in matched.sources:
+                if path not in self.shapes:
+                    self.problems.append(f"missing in the checkpoint: {path}{self._nearest(path, self.shapes)}")
+                if not matched.row.option:
+                    consumed[path] = consumed.get(path, 0) + 1
+            for path in matched.targets:
+                produced[path] = produced.get(path, 0) + 1
+        self.problems += [f"consumed {count} times: {path}" for path, count in consumed.items() if count > 1]
+        self.problems += [f"produced {count} times: {path}" for path, count in produced.items() if count > 1]
+        dropped: dict[str, DropRow] = {}
+        known = {path for matched in rows for path in matched.sources}
+        for path in self.shapes:
+            rule = next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
+            if path in consumed:
+                if rule is not None:
+                    self.problems.append(f"both consumed and dropped ({rule.reason}): {path}")
+            elif rule is not None:
+                dropped[path] = rule
+            elif path.startswith(join(self.table.axlearn.prefix, "")):
+                self.problems.append(f"no row for the checkpoint's {path}{self._nearest(path, known)}")
+            else:
+                self.problems.append(f"no rule for the checkpoint's {path}; a [[drop]] rule can leave it behind")
+        return dropped
+
+    def _nearest(self, path: str, candidates: Collection[str]) -> str:
+        """A hint for the findings that are shown; the search is too slow for thousands of them."""
+        if len(self.problems) >= MAX_LISTED or len(candidates) > MAX_CANDIDATES:
+            return ""
+        near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.8)
+        return f" (nearest: {near[0]})" if near else ""
+
+    def _solve(self, rows: Sequence[MatchedRow]) -> dict[str, int]:
+        facts = [
+            ShapeFact(path, axes, self.shapes[path])
+            for matched in rows
+            for path, axes in zip(matched.sources, matched.expression.sources, strict=True)
+        ]
+        try:
+            return solve_sizes(facts)
+        except MappingError as error:
+            self.problems += [error.message, *error.details]
+            return {}
+
+
+def join(prefix: str, path: str) -> str:
+    """Joins a tree's prefix and a path below it."""
+    return f"{prefix}/{path}" if prefix else path
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path fits a pattern in which `*` stands for any text inside a part, and `**` for one part or more."""
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        parts += ["*", "**"] if part == "**" else [part]
+    return _glob(parts, path.split("/"), "**", lambda part, found: _glob(part, found, "*", str.__eq__))
+
+
+def _glob(pattern: Sequence[str], items: Sequence[str], star: str, fits: Callable[[str, str], bool]) -> bool:
+    """Matches with stars that stand for any number of items; a regular expression could take exponential time."""
+    at = place = 0
+    last_star, resume = -1, 0
+    while place < len(items):
+        if at < len(pattern) and pattern[at] == star:
+            last_star, resume = at, place
+            at += 1
+        elif at < len(pattern) and fits(pattern[at], items[place]):
+            at += 1
+            place += 1
+        elif last_star >= 0:
+            resume += 1
+            at, place = last_star + 1, resume
+        else:
+            return False
+    return all(entry == star for entry in pattern[at:])
+
+
+def _check_tree(targets: Sequence[str], problems: list[str]) -> None:
+    """A leaf cannot hold another one."""
+    for outer, inner in itertools.pairwise(sorted(path.split("/") for path in set(targets))):
+        if inner[: len(outer)] == outer:
+            problems.append(f"target {'/'.join(inner)} lies inside the target {'/'.join(outer)}")

@@ -1,0 +1,236 @@
+"""The parts of a mapping table, each read from its section of the file."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+from converter.axes import Expression, ExpressionError
+from converter.dtypes import ITEM_SIZES
+from converter.mapping.roles import RANKS, TOP
+from converter.mapping.table import (
+    LAYER_FIELD,
+    MODEL,
+    TRAINING,
+    WEIGHT_DTYPES,
+    ArithmeticRule,
+    Choice,
+    ConfigRule,
+    DropRow,
+    LayerLayout,
+    PublishedModel,
+    TensorRow,
+    TreeLayout,
+)
+from converter.mapping.toml import Section, suggestion
+from converter.mapping.values import FITS, Copy, Fit, Scale, ValueRule
+
+MAX_EXPRESSION = 1000
+"""Characters of an axis expression."""
+
+_PATH_PART = re.compile(r"[\w{}\-]+")
+"""Part of a target path. No dots: leaves are stored under their path joined by dots."""
+
+
+def read_tree(section: Section) -> TreeLayout:
+    """[axlearn] or [maxtext]: where parameters and layers live."""
+    prefix = section.take("prefix", str, "the path under which the parameters live", "").strip("/")
+    if section.name == "maxtext" and prefix:
+        _target_path(section, prefix, "prefix")
+    layers: list[LayerLayout] = []
+    for name, value in section.take("layers", dict, "a table of layer layouts", {}).items():
+        if not isinstance(value, dict) or not {"path"} <= set(value) <= {"path", "axis"}:
+            section.fail(f"layers.{name} must be {{ path = ..., axis = ... }}", "layers")
+        path, axis = value["path"], value.get("axis")
+        if not isinstance(path, str) or not (axis is None or (type(axis) is int and 0 <= axis <= 8)):
+            section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
+        fields = set(re.findall(r"\{(\w*)\}", path))
+        if axis is None and fields != {"layer"}:
+            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must stand in {path!r}", "layers")
+        if axis is not None and not fields <= {"block"}:
+            section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
+        if section.name == "maxtext":
+            _target_path(section, path.strip("/"), "layers")
+        layers.append(LayerLayout(name, path.strip("/"), axis))
+    cycle = section.take("cycle", list, "a list of kinds", [])
+    return TreeLayout(prefix, tuple(layers), tuple(map(str, cycle)))
+
+
+def read_choice(section: Section) -> Choice:
+    """[[choice]]: the kinds of layer, each with the parameter that shows it."""
+    name = section.text("name")
+    markers = {key: section.text(key) for key in list(section.values)}
+    if not markers:
+        section.fail(f"choice {name!r} has no kinds; expected one or more, each with the tensor that shows it")
+    return Choice(name, markers)
+
+
+def read_tensor(section: Section) -> TensorRow:
+    """[[tensor]]: a row of the table."""
+    line = section.toml.line_of(section.name, section.index)
+    axlearn, maxtext = section.texts("axlearn"), section.texts("maxtext")
+    text = section.text("axes")
+    optional = {key: section.text(key, required=False) for key in ("group", "note", "when", "option")}
+    for path in maxtext:
+        _target_path(section, path.removeprefix(LAYER_FIELD + "/"), "maxtext")
+    if len(text) > MAX_EXPRESSION:
+        section.fail(f"axes of {maxtext[0]}: longer than {MAX_EXPRESSION} characters", "axes")
+    try:
+        expression = Expression.parse(text)
+    except ExpressionError as error:
+        caret = " " * error.position + "^"
+        section.fail(f"axes of {maxtext[0]}: {error.reason}", "axes", [error.text, caret])
+    for side, paths, tensors in (
+        ("axlearn", axlearn, expression.sources),
+        ("maxtext", maxtext, expression.targets),
+    ):
+        if len(paths) != len(tensors):
+            section.fail(f"{side} names {len(paths)} tensors, its side of axes has {len(tensors)}", "axes", [text])
+    in_layer = {path.startswith(LAYER_FIELD + "/") for path in (*axlearn, *maxtext)}
+    if len(in_layer) > 1 or any("{" in path.removeprefix(LAYER_FIELD) for path in (*axlearn, *maxtext)):
+        section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
+    if optional["when"] and True not in in_layer:
+        section.fail("'when' needs a row of a layer", "when")
+    roles = _roles(section, maxtext, in_layer=True in in_layer)
+    value = _value_rule(section, set(expression.names()))
+    dtypes = _dtypes(section)
+    return TensorRow(axlearn, maxtext, expression, roles=roles, value=value, line=line, dtypes=dtypes, **optional)
+
+
+def _dtypes(section: Section) -> tuple[str, ...]:
+    """The dtypes that a row's source tensors may have."""
+    dtypes = section.texts("dtypes") if "dtypes" in section.values else WEIGHT_DTYPES
+    unknown = [name for name in dtypes if name not in ITEM_SIZES]
+    if unknown:
+        section.fail(f"dtypes: unknown dtype {unknown[0]!r}; expected {', '.join(ITEM_SIZES)}", "dtypes")
+    return dtypes
+
+
+def _value_rule(section: Section, axes: set[str]) -> ValueRule:
+    """`scale = 0.5`, `scale = { size = "pair", times = 2, power = -0.5 }` or `fit = "qk_norm"`."""
+    if "scale" in section.values and "fit" in section.values:
+        section.fail("a row has a scale or a fit, not both", "fit")
+    if "fit" in section.values:
+        name = section.text("fit")
+        if name not in FITS:
+            section.fail(f"unknown fit {name!r}; expected {' or '.join(sorted(FITS))}", "fit")
+        return Fit(name=name)
+    if "scale" not in section.values:
+        return Copy()
+    value = section.take("scale", (int, float, dict), "a number, or { size, times, power, constant }")
+    fields = value if isinstance(value, dict) else {"constant": value}
+    kinds = {"constant": (int, float), "size": (str,), "times": (int,), "power": (int, float)}
+    wrong = [key for key, entry in fields.items() if type(entry) not in kinds.get(key, ())]
+    if wrong or not fields:
+        section.fail(f"scale must be a number or {{ size, times, power, constant }}, found {value!r}", "scale")
+    scale = Scale(**fields)
+    if scale.size and scale.size not in axes:
+        section.fail(f"scale: unknown axis {scale.size!r}{suggestion(scale.size, axes)}", "scale")
+    if not (math.isfinite(scale.constant) and scale.constant and math.isfinite(scale.power) and scale.times > 0):
+        section.fail(f"scale must be finite and not zero, found {value!r}", "scale")
+    return scale
+
+
+def _roles(section: Section, targets: tuple[str, ...], *, in_layer: bool) -> tuple[str, ...]:
+    """The roles of a row's targets: one for each, or none at all."""
+    if "role" not in section.values:
+        return ()
+    roles = section.texts("role")
+    if len(roles) != len(targets):
+        section.fail(f"{len(roles)} roles for {len(targets)} MaxText tensors; expected one for each", "role")
+    for role in roles:
+        if role not in RANKS:
+            section.fail(f"unknown role {role!r}{suggestion(role, RANKS)}", "role")
+        if (role in TOP) == in_layer:
+            place = "outside of the layers" if role in TOP else "in a layer"
+            section.fail(f"role {role!r} belongs to a tensor {place}", "role")
+    return roles
+
+
+def read_drop(section: Section) -> DropRow:
+    """[[drop]]: what is left behind."""
+    return DropRow(section.text("axlearn"), section.text("reason"), section.text("note", required=False))
+
+
+def read_model(section: Section) -> PublishedModel:
+    """[[model]]: a published size."""
+    sizes = section.take("sizes", dict, "a table of axis sizes")
+    if not all(type(size) is int and size > 0 for size in sizes.values()):
+        section.fail("sizes must be positive numbers", "sizes")
+    kinds = section.take("kinds", list, "a list of kinds", [])
+    return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes)
+
+
+def read_arithmetic(section: Section) -> ArithmeticRule:
+    """[arithmetic]: what the source's model computes with, in numbers or by keys of [config]."""
+    values: dict[str, float | str] = {}
+    for field in dataclasses.fields(ArithmeticRule):
+        if field.default is not dataclasses.MISSING and field.name not in section.values:
+            continue
+        value = section.take(field.name, (int, float, str), "a number, or the name of a [config] key")
+        if isinstance(value, bool) or (not isinstance(value, str) and not _is_constant(value)):
+            section.fail(f"{field.name} must be a finite number, or the name of a [config] key", field.name)
+        values[field.name] = value
+    return ArithmeticRule(**values)
+
+
+def read_config(section: Section) -> tuple[ConfigRule, ...]:
+    """[config]: the keys of the model configuration."""
+    return tuple(_config_rule(section, key) for key in list(section.values))
+
+
+def _config_rule(section: Section, key: str) -> ConfigRule:
+    value = section.values.pop(key)
+    if not isinstance(value, dict):
+        _check_constant(section, key, value)
+        return ConfigRule(key, constant=value)
+    unknown = [name for name, entry in value.items() if not _fits(entry, _CONFIG_FIELDS.get(name))]
+    if unknown or len(set(value) & _CONFIG_SOURCES) != 1:
+        section.fail(f"{key} must be a value or one rule of size, has, unless, layout, value; found {value!r}", key)
+    fields = dict(value)
+    if "value" in fields:
+        _check_constant(section, key, fields["value"])
+        fields["constant"] = fields.pop("value")
+    if fields.get("set", MODEL) not in (MODEL, TRAINING) or ("set" in fields and "constant" not in fields):
+        section.fail(f"{key}: set must be {MODEL!r} or {TRAINING!r}, and needs a value; found {value!r}", key)
+    bounded = set(fields) & {"above", "at_least", "at_most", "divides"}
+    if bounded and not ("size" in fields or _fits(fields.get("constant"), (int, float))):
+        section.fail(f"{key}: {', '.join(sorted(bounded))} need a number; found {value!r}", key)
+    return ConfigRule(key, **fields)
+
+
+_CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
+"""Where a key's value comes from: one of these."""
+
+_CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
+    "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
+    "at_most": str, "divides": str,
+}  # fmt: skip
+
+
+def _fits(value: object, kind: type | tuple[type, ...] | None) -> bool:
+    """Whether a value of the file is of that kind; true and false are no numbers."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return kind is not None and isinstance(value, kind)
+
+
+def _check_constant(section: Section, key: str, value: object) -> None:
+    if not _is_constant(value):
+        section.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
+
+
+def _target_path(section: Section, path: str, key: str) -> None:
+    """A target's path becomes a name on disk: nothing in it may lead elsewhere."""
+    if not all(_PATH_PART.fullmatch(part) for part in path.split("/")):
+        section.fail(f"{key}: {path[:200]!r} is no path; expected words of letters, digits, _ and - joined by /", key)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(entry, str) for entry in value)
+    if isinstance(value, int | float):
+        return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
+    return isinstance(value, str)

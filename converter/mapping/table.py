@@ -1,0 +1,210 @@
+"""A mapping table as plain data: what the rows of a `mappings/*.toml` file say, before they meet a checkpoint.
+
+`mapping_file` reads and validates the file; `matching` applies it to the tensors of a checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from converter.axes import Expression
+from converter.mapping.values import Fit, ValueRule
+
+LAYER_AXIS = "layers"
+"""Name of the axis that holds the repeats of a layer cycle."""
+
+LAYER_FIELD = "{layer}"
+"""Stands in a row's paths for the place of one layer."""
+
+ConfigValue = bool | int | float | str | list[str]
+
+MODEL, TRAINING = "model", "training"
+"""What a user's value of a configuration key means: a fact that no tensor shows, or a choice of training."""
+
+WEIGHT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes whose values are weights as they stand. Integers and float8 need scales to mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """Where one layer lives in a tree.
+
+    Attributes:
+      name: such as `scanned`.
+      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model.
+      axis: the dimension of every layer tensor that holds the repeats of the cycle; None where each layer has its own
+        place.
+    """
+
+    name: str
+    path: str
+    axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """One side's parameter tree.
+
+    Attributes:
+      prefix: the path under which the model's parameters live.
+      layers: the layer layouts this side can have.
+      cycle: the kind of each layer of a cycle, in order; empty where the table does not say.
+    """
+
+    prefix: str
+    layers: tuple[LayerLayout, ...]
+    cycle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Kinds of layers that exclude each other: each layer has one of them, or where there is only one kind, perhaps it.
+
+    Attributes:
+      name: for messages.
+      markers: kind to the tensor (below the layer) that only this kind has.
+    """
+
+    name: str
+    markers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One row: source tensors, target tensors and what happens to the axes.
+
+    Attributes:
+      axlearn: source paths below the prefix; `{layer}` in front for tensors of a layer.
+      maxtext: target paths, likewise.
+      expression: the layout, without the layer axis.
+      group: heading in the parameter report.
+      note: why, for the report.
+      when: the kind of layer that has the row; empty for all.
+      option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      value: what becomes of the values; a fit only with the option of its name.
+      roles: what each target is in the model, see `roles`; empty where the table does not say.
+      dtypes: dtypes that the source tensors may have.
+      line: line of the row in its file.
+    """
+
+    axlearn: tuple[str, ...]
+    maxtext: tuple[str, ...]
+    expression: Expression
+    group: str
+    note: str
+    when: str
+    option: str
+    roles: tuple[str, ...]
+    value: ValueRule
+    line: int
+    dtypes: tuple[str, ...] = WEIGHT_DTYPES
+
+    @property
+    def in_layer(self) -> bool:
+        return self.axlearn[0].startswith(LAYER_FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class DropRow:
+    """Source tensors that are left behind.
+
+    Attributes:
+      pattern: of their paths, see `matching.matches`.
+      reason: what they are, for reports.
+      note: what users have to know when a checkpoint has such tensors; empty for nothing.
+    """
+
+    pattern: str
+    reason: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRule:
+    """How one key of the MaxText configuration gets its value.
+
+    Attributes:
+      key: MaxText's name.
+      constant: the value itself, where the rule is a plain value.
+      size: the axis whose solved size is the value.
+      times: a factor on the size.
+      times_blocks: multiply by the number of layers in a cycle.
+      has: the value is whether layers are of this kind.
+      unless: the value is whether this option is off.
+      layout: the value is whether the target has this layer layout.
+      set: what another value of a user (`--set`) means; empty where the tensors or the family leave no choice.
+      above: the value must be larger than this.
+      at_least: the value must not be smaller than this.
+      at_most: the axis whose size the value must not exceed.
+      divides: the axis whose size the value must divide.
+    """
+
+    key: str
+    constant: ConfigValue | None = None
+    size: str = ""
+    times: int = 1
+    times_blocks: bool = False
+    has: str = ""
+    unless: str = ""
+    layout: str = ""
+    set: str = ""
+    above: float | None = None
+    at_least: float | None = None
+    at_most: str = ""
+    divides: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArithmeticRule:
+    """What the source's model computes with and no tensor shows: each a number, or the [config] key that has it.
+
+    Attributes:
+      rope_theta: RoPE's base.
+      norm_epsilon: of all norms.
+      experts_per_token: experts that each token is routed to; 0 for models without experts.
+      share_epsilon: added to the sum by which the shares of a token's experts are divided.
+    """
+
+    rope_theta: float | str
+    norm_epsilon: float | str
+    experts_per_token: float | str = 0
+    share_epsilon: float | str = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A size of the family that was published: kinds of its layers and the size of each axis."""
+
+    name: str
+    kinds: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTable:
+    """A whole mapping file.
+
+    Attributes:
+      name: short name, such as `envy`.
+      title: a line for people.
+      path: the file.
+      digest: hash of the file's text; a plan made with another table is another plan.
+    """
+
+    name: str
+    title: str
+    path: str
+    digest: str
+    axlearn: TreeLayout
+    maxtext: TreeLayout
+    choices: tuple[Choice, ...]
+    rows: tuple[TensorRow, ...]
+    drops: tuple[DropRow, ...]
+    config: tuple[ConfigRule, ...]
+    arithmetic: ArithmeticRule | None
+    models: tuple[PublishedModel, ...]
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options that can be switched on: they add rows, or fit values."""
+        fits = {row.value.name for row in self.rows if isinstance(row.value, Fit)}
+        return frozenset(fits | {row.option for row in self.rows if row.option})

@@ -1,0 +1,34 @@
+"""What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
+
+from converter.planning.fidelity import PairMismatch, pair_mismatches, scale_mismatches
+from converter.planning.options import DEFAULT_MEMORY, JOBS, Options
+from converter.planning.parameters import ParameterReport, ParameterRequest, ParameterRow, make_report
+from converter.planning.plan import COPIERS, Plan, Task, make_plan
+from converter.planning.qk_norm import fitted_scales
+from converter.planning.routes import LINK, REWRITE, Route, choose_route
+from converter.planning.source import Source, evident_options, open_source
+
+__all__ = [
+    "COPIERS",
+    "DEFAULT_MEMORY",
+    "JOBS",
+    "LINK",
+    "REWRITE",
+    "Options",
+    "PairMismatch",
+    "ParameterReport",
+    "ParameterRequest",
+    "ParameterRow",
+    "Plan",
+    "Route",
+    "Source",
+    "Task",
+    "choose_route",
+    "evident_options",
+    "fitted_scales",
+    "make_plan",
+    "make_report",
+    "open_source",
+    "pair_mismatches",
+    "scale_mismatches",
+]

@@ -1,0 +1,327 @@
+"""The parameter report: which AXLearn tensor is which MaxText leaf, in shapes, words and counts. Reads no weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from converter.axes import AxisMap, Expression, Product, product_size
+from converter.checkpoints import Target, check_pair, open_target, recorded_settings
+from converter.errors import DestinationError, SourceError, UsageError
+from converter.location import locate
+from converter.mapping import (
+    LAYER_AXIS,
+    Match,
+    MatchedRow,
+    Shape,
+    check_model,
+    converted_keys,
+    find_published,
+    load_bundled,
+    load_mapping,
+    match_table,
+    model_config,
+    source_arithmetic,
+)
+from converter.planning.source import evident_options, open_source
+
+GROUPS = ("embedding", "attention", "dense ffn", "moe", "norm")
+"""Order of the groups in the report; groups of other names follow."""
+
+EXPERT_AXIS = "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One row of the mapping in one place.
+
+    Attributes:
+      group: heading.
+      sources: AXLearn paths.
+      source_shapes: their shapes.
+      targets: MaxText paths.
+      target_shapes: their shapes by the mapping.
+      found_shapes: their shapes in the checkpoint, None for a leaf that is not there; empty without a checkpoint.
+      relation: what becomes of the elements, in words.
+      axes: the same as an axis expression.
+      note: why.
+      source_parameters: elements of the sources; 0 for a copy made on request.
+      target_parameters: elements of the targets (in the checkpoint, where there is one).
+      added: the row adds a copy of a tensor that another row converts.
+      expert: the tensors belong to single experts, so that a token uses only a part of them.
+    """
+
+    group: str
+    sources: tuple[str, ...]
+    source_shapes: tuple[Shape, ...]
+    targets: tuple[str, ...]
+    target_shapes: tuple[Shape, ...]
+    found_shapes: tuple[Shape | None, ...]
+    relation: str
+    axes: str
+    note: str
+    source_parameters: int
+    target_parameters: int
+    added: bool
+    expert: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether the checkpoint has the planned shapes; true without a checkpoint."""
+        return not self.found_shapes or self.found_shapes == self.target_shapes
+
+
+@dataclass(frozen=True)
+class ParameterReport:
+    """The report of one model.
+
+    Attributes:
+      title: the source, or the name of the published model.
+      destination: the checkpoint that was looked at; empty without one.
+      table: name of the mapping.
+      rows: grouped and in the order of the model.
+      extra: leaves of the checkpoint that no row leads to, with their shapes.
+      experts: number of experts; 0 without any.
+      experts_per_token: experts that each token is sent to.
+      notes: what the user has to know about the source, one line each.
+    """
+
+    title: str
+    destination: str
+    table: str
+    rows: tuple[ParameterRow, ...]
+    extra: Mapping[str, Shape]
+    experts: int
+    experts_per_token: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source_total(self) -> int:
+        """Parameters in AXLearn."""
+        return sum(row.source_parameters for row in self.rows)
+
+    @property
+    def target_total(self) -> int:
+        """Parameters in MaxText, copies made on request and extra leaves included."""
+        return sum(row.target_parameters for row in self.rows) + sum(map(math.prod, self.extra.values()))
+
+    @property
+    def added_total(self) -> int:
+        """Parameters of copies made on request."""
+        return sum(row.target_parameters for row in self.rows if row.added)
+
+    @property
+    def difference(self) -> int:
+        """MaxText's parameters without those copies, minus AXLearn's; 0 in a correct conversion."""
+        return self.target_total - self.added_total - self.source_total
+
+    @property
+    def expert_total(self) -> int:
+        """Parameters in experts."""
+        return sum(row.source_parameters for row in self.rows if row.expert)
+
+    @property
+    def active_total(self) -> int:
+        """Parameters that one token meets: everything outside of experts, and those of the experts it is sent to."""
+        if not self.experts:
+            return self.source_total
+        return self.source_total - self.expert_total + self.expert_total * self.experts_per_token // self.experts
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether counts and shapes agree on both sides."""
+        return self.difference == 0 and not self.extra and all(row.fits for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRequest:
+    """What `params` was asked for.
+
+    Attributes:
+      source: a step or trainer directory; None for a published model.
+      destination: the MaxText checkpoint to look at; None for the planned result.
+      model: name of a published model; with a source: what the source must be.
+      step: the wanted step of the source; None for the latest.
+      mapping: path of a user's own table, or None.
+      untie: plan the output projection as a leaf of its own; a checkpoint shows by itself whether it has one.
+    """
+
+    source: str | None
+    destination: str | None = None
+    model: str | None = None
+    step: int | None = None
+    mapping: str | None = None
+    untie: bool = False
+
+
+def make_report(request: ParameterRequest) -> ParameterReport:
+    """Makes the report that was asked for.
+
+    Raises:
+      UsageError: neither a source nor a model was named.
+      SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
+        source is not of the named model's size.
+    """
+    tables = load_bundled() if request.mapping is None else [load_mapping(request.mapping)]
+    if request.source is None:
+        if request.model is None:
+            raise UsageError("params: expected SRC, or --model NAME")
+        match, shapes = find_published(tables, request.model)
+        if request.untie:
+            match = match_table(match.table, shapes, options=frozenset({"untie"}))
+        return report(match, shapes, request.model)
+    options = frozenset({"untie"} if request.untie else ())
+    if request.destination is not None:
+        check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
+    source = open_source(
+        request.source, step=request.step, mapping=request.mapping, options=options, metadata_only=True
+    )
+    match = source.match
+    shapes = source.checkpoint.shapes
+    if request.model is not None:
+        check_model(match, find_published(tables, request.model)[0], request.model)
+    title = f"{source.shown} (step {source.checkpoint.step})"
+    if request.destination is None:
+        return report(match, shapes, title, notes=source.notes)
+    target = open_target(request.destination)
+    evident = evident_options(match.table, target)
+    if evident != options:
+        match = match_table(match.table, shapes, options=evident)
+    found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
+    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)
+
+
+def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
+    """The shapes of a checkpoint's weights; leaves that no row leads to count only below the weights' prefix."""
+    import tensorstore as ts
+
+    context = ts.Context()
+    weights = match.table.maxtext.prefix + "/"
+    return {path: target.open(path, context).shape for path in target.keys if path.startswith(weights)}
+
+
+def report(
+    match: Match,
+    shapes: Mapping[str, Shape],
+    title: str,
+    *,
+    destination: str = "",
+    found: Mapping[str, Shape] | None = None,
+    recorded: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> ParameterReport:
+    """Makes the report.
+
+    Args:
+      match: the mapping on the model's tensors.
+      shapes: shape of every AXLearn tensor.
+      title: what the report is about.
+      destination: the checkpoint that `found` was read from.
+      found: shape of every leaf of that checkpoint; None for the planned result.
+      recorded: what a user set when that checkpoint was converted.
+      notes: what the user has to know about the source.
+    """
+    rows = [_row(row, match, shapes, found) for row in match.rows]
+    order = {name: number for number, name in enumerate(GROUPS)}
+    rows.sort(key=lambda row: order.get(row.group, len(order)))
+    known = {path for row in rows for path in row.targets}
+    extra = {path: shape for path, shape in (found or {}).items() if path not in known}
+    keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
+    per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
+    return ParameterReport(
+        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), per_token, notes
+    )
+
+
+def relation(expression: Expression, axis_map: AxisMap, targets: tuple[str, ...]) -> str:
+    """What becomes of the elements, in words.
+
+    Args:
+      expression: the row's axes, with the layer axis where the layouts have it.
+      axis_map: the same with sizes.
+      targets: the MaxText paths.
+    """
+    phrases: list[str] = []
+    position = expression.sum_position()
+    if position is not None:
+        phrases.append(_split_words(expression, axis_map, targets, position))
+    branches = expression.branches()
+    moved = _axes_words([_axis_names(branch.source_dims) for branch in branches],
+                        [_axis_names(branch.target_dims) for branch in branches])  # fmt: skip
+    if moved:
+        phrases.append(moved)
+    permuted = [branch.target for branch in branches if _pairs_reordered(branch.source_dims, branch.target_dims)]
+    if permuted:
+        names = " and ".join(_short_name(targets[number]) for number in permuted)
+        phrases.append(f"RoPE pairs re-ordered (interleaved to halves){f' on {names}' if len(branches) > 1 else ''}")
+    return "; ".join(phrases) or "identical"
+
+
+def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapping[str, Shape] | None) -> ParameterRow:
+    axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
+    found_shapes = tuple(found.get(path) for path in row.targets) if found is not None else ()
+    counted = [shape for shape in found_shapes if shape is not None] if found is not None else axis_map.target_shapes
+    names = set(row.expression.names())
+    return ParameterRow(
+        group=row.row.group,
+        sources=row.sources,
+        source_shapes=tuple(shapes[path] for path in row.sources),
+        targets=row.targets,
+        target_shapes=axis_map.target_shapes,
+        found_shapes=found_shapes,
+        relation=relation(row.expression, axis_map, row.targets),
+        axes=str(row.expression),
+        note=row.row.note,
+        source_parameters=0 if row.row.option else sum(math.prod(shapes[path]) for path in row.sources),
+        target_parameters=sum(map(math.prod, counted)),
+        added=bool(row.row.option),
+        # A router has an axis of experts too, but one vector for each; an expert's own weights are matrices.
+        expert=EXPERT_AXIS in names and len(names - {EXPERT_AXIS, LAYER_AXIS}) > 1,
+    )
+
+
+def _split_words(expression: Expression, axis_map: AxisMap, targets: tuple[str, ...], position: tuple[str, int]) -> str:
+    side, dim = position
+    whole = (expression.sources if side == "source" else expression.targets)[0]
+    sizes = [product_size(term, axis_map.sizes) for term in whole[dim].terms]
+    parts = " + ".join(map(str, sizes))
+    if side == "target":
+        return f"joined {parts} into {sum(sizes)}"
+    names = ", ".join(_short_name(path) for path in targets)
+    return f"{names} split {parts} of {sum(sizes)} heads" if "heads" in str(whole[dim]) else f"split {parts} ({names})"
+
+
+def _axes_words(sources: list[list[str]], targets: list[list[str]]) -> str:
+    """How dimensions moved; the same for all branches but for names in the sum, so the first speaks."""
+    source, target = sources[0], targets[0]
+    if source == target:
+        return ""
+    rest = [[name for name in names if name != LAYER_AXIS] for names in (source, target)]
+    words: list[str] = []
+    if LAYER_AXIS in source and LAYER_AXIS in target:
+        before, after = source.index(LAYER_AXIS), target.index(LAYER_AXIS)
+        if before != after:
+            words.append(f"layer axis moved ({before} to {after})")
+    elif LAYER_AXIS in source or LAYER_AXIS in target:
+        words.append("layers taken apart" if LAYER_AXIS in source else "layers stacked")
+    if rest[0] != rest[1] and sorted(rest[0]) == sorted(rest[1]):
+        swapped = "transposed" if len(rest[0]) == 2 else "axes re-ordered"
+        words.append(f"{swapped} ({', '.join(rest[0])} to {', '.join(rest[1])})")
+    return "; ".join(words)
+
+
+def _axis_names(dims: tuple[Product, ...]) -> list[str]:
+    """One name a dimension; a dimension of pairs is named alike however its pairs lie."""
+    return [" ".join(sorted(map(str, product), reverse=True)).replace("pair 2", "head dim") for product in dims]
+
+
+def _pairs_reordered(source: tuple[Product, ...], target: tuple[Product, ...]) -> bool:
+    before = [product for product in source if len(product) > 1]
+    after = [product for product in target if len(product) > 1]
+    return any(product not in after and product[::-1] in after for product in before)
+
+
+def _short_name(path: str) -> str:
+    """The part of a leaf's path that tells it from its neighbours: query for .../query/kernel."""
+    parts = path.split("/")
+    return parts[-2] if parts[-1] in ("kernel", "scale", "embedding") and len(parts) > 1 else parts[-1]

@@ -1,0 +1,89 @@
+"""Chooses how the bytes of each array travel, the cheapest valid way.
+
+* `pass`: only axes move. The source's compressed chunks are valid chunks of the target under zarr3's `transpose` codec,
+  so they are copied (or linked) and never decoded.
+* `rewrite`: everything else is decoded, rearranged and encoded block by block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from converter.arrays import ArraySpec, Encoding
+from converter.axes import AxisMap
+from converter.mapping import COPY, Fit, ValueRule
+
+MAX_PASSED_CHUNK = 512 << 20
+"""Decoded bytes. A checkpoint that one host saved has whole arrays in one chunk; such chunks are cut up instead, since
+whoever restores a part of a leaf has to decode whole chunks."""
+
+PASS, LINK, REWRITE = "pass", "link", "rewrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one array travels.
+
+    Attributes:
+      name: PASS, LINK or REWRITE.
+      reason: why it is not a cheaper one; empty for the cheapest.
+      encoding: how the target's chunks are stored.
+    """
+
+    name: str
+    reason: str
+    encoding: Encoding
+
+
+def choose_route(
+    axis_map: AxisMap,
+    arrays: Sequence[ArraySpec],
+    *,
+    store: str,
+    rewrite: bool = False,
+    link: bool = False,
+    value: ValueRule = COPY,
+) -> Route:
+    """Chooses the route of one task.
+
+    Args:
+      axis_map: how elements move.
+      arrays: the sources.
+      store: one of the stores of `encoding`.
+      rewrite: never pass chunks through.
+      link: hard-link chunks instead of copying them.
+      value: what becomes of the values.
+    """
+    reason = _why_not_passed(axis_map, arrays, store, rewrite, value)
+    if reason:
+        return Route(REWRITE, reason, Encoding.rewritten(store))
+    permutation = axis_map.axis_permutation()
+    assert permutation is not None
+    order = tuple(permutation.index(dim) for dim in range(len(permutation)))
+    compressor = arrays[0].compressor
+    level = None if compressor is None else int(compressor.get("level", 1))
+    if link:
+        return Route(LINK, "", Encoding.passed(store, order, level, checksum=False))
+    return Route(PASS, "", Encoding.passed(store, order, level, checksum=True))
+
+
+def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, rewrite: bool, value: ValueRule) -> str:
+    if rewrite:
+        return "asked for"
+    if store == "zarr2":
+        return "zarr v2 cannot store moved axes"
+    if len(axis_map.expression.targets) > 1:
+        return f"split into {len(axis_map.expression.targets)} leaves"
+    if len(arrays) > 1:
+        return f"joined from {len(arrays)} arrays"
+    if value != COPY:
+        return "values are fitted" if isinstance(value, Fit) else "values are scaled"
+    if axis_map.axis_permutation() is None:
+        return "re-ordered inside an axis"
+    array = arrays[0]
+    if array.order != "C":
+        return f"chunks in order {array.order}"
+    if array.compressor is not None and array.compressor.get("id") != "zstd":
+        return f"compressor {array.compressor.get('id')}"
+    if array.chunk_bytes > MAX_PASSED_CHUNK:
+        return f"chunks of {array.chunk_bytes >> 20} MiB are cut into smaller ones"
+    return ""

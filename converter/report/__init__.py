@@ -1,0 +1,1 @@
+"""Text, Markdown and JSON of finished values."""

@@ -1,0 +1,315 @@
+"""Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from converter.arrays import ArraySpec, Leaf
+from converter.checkpoints import CONFIG_NAME
+from converter.planning import PairMismatch, Plan, Task
+from converter.report.layout import Column, Row, print_rows
+from converter.words import format_size, printable
+
+if TYPE_CHECKING:
+    from converter.conversion import Result
+from converter.report.console import document, plain_table, shape_text
+
+BAR = 24
+"""Characters of the longest bar."""
+
+OPPOSITE = 1.0
+"""From here on the scales of a pair have opposite signs; a longer bar would only hide the other layers."""
+
+
+PLAN_COLUMNS = (
+    Column(name="AXLearn", path=True),
+    Column(name="shape"),
+    Column(name="MaxText", path=True),
+    Column(name="shape"),
+    Column(name="dtype"),
+    Column(name="route"),
+    Column(name="size", right=True),
+)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """The leaves as a table, grouped by layer, then the totals."""
+    rows: list[Row] = []
+    place = ""
+    for task in plan.tasks:
+        if task.source_place != place:
+            place = task.source_place
+            rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
+        rows += _plan_rows(task)
+    console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
+    print_rows(console, PLAN_COLUMNS, rows)
+    console.print()
+    print_totals(plan, console)
+
+
+def print_totals(plan: Plan, console: Console) -> None:
+    """Parameters on both sides, bytes, memory, and what is left behind."""
+    totals = plan.totals
+    sources = sum(len(task.sources) for task in plan.tasks if not task.extra)
+    rows = [
+        ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
+        ("difference", f"{totals.difference:,}" + (
+            f" (and {totals.added_parameters:,} added by --untie)" if totals.added_parameters else ""
+        )),
+        ("leaves", f"{sources} in AXLearn, {len(plan.leaves)} in MaxText"),
+        ("bytes", f"{format_size(totals.read_bytes)} to read, {format_size(totals.write_bytes)} to write" + (
+            f", {format_size(totals.stored_bytes)} compressed" if totals.stored_bytes else " (before compression)"
+        )),
+        ("memory", f"{format_size(totals.memory)} for blocks in flight, of {format_size(plan.options.max_memory)}"),
+    ]  # fmt: skip
+    if plan.settings:
+        rows.append(("set", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
+    rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
+    if plan.others:
+        rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
+    rows += [("note", printable(note)) for note in plan.notes]
+    for name, text in rows:
+        console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
+    """What is left behind for one reason: how many tensors, and their elements as far as they are known."""
+    known = [elements for _, elements in entries if elements is not None]
+    parts = [plural(len(entries), "tensor")]
+    if known:
+        parts.append(plural(sum(known), "element"))
+    if len(known) < len(entries):
+        parts.append(f"{len(entries) - len(known):,} of unknown shape")
+    return f"{reason}: {', '.join(parts)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 tensor, 2,048 tensors."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def print_result(result: "Result", console: Console) -> None:
+    """What was done, what is not exact, and what to paste."""
+    plan = result.plan
+    rate = plan.totals.write_bytes / max(result.seconds, 1e-3)
+    console.print(f"{plan.source} (step {plan.step}) -> {result.destination}", soft_wrap=True)
+    print_totals(plan, console)
+    console.print(
+        f"Wrote {len(plan.leaves)} leaves, {format_size(result.written_bytes)} on disk, in {result.seconds:.1f} s "
+        f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)}).",
+        soft_wrap=True,
+    )
+    console.print(_work_text(result), soft_wrap=True)
+    if result.leftover:
+        console.print(f"Not everything of the work area could be removed: {result.leftover}", soft_wrap=True)
+    console.print()
+    if any(not entry.exact for entry in result.mismatches):
+        print_mismatches(result.mismatches, console)
+    for line in fidelity_lines(result.mismatches, tied=not plan.options.untie, qk_norm=plan.options.qk_norm):
+        console.print(line, soft_wrap=True)
+    console.print()
+    _print_commands(result, console)
+
+
+def _print_commands(result: "Result", console: Console) -> None:
+    """What to paste. The exact command comes first; a command that trains on random data is none."""
+    if result.command == result.stock_command:
+        console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
+    else:
+        console.print("To go on in MaxText exactly, with ax2mt installed beside it (docs/maxtext.md):")
+    console.print(result.command, soft_wrap=True)
+    if result.command != result.stock_command:
+        console.print()
+        console.print("In stock MaxText, which is not exact with these weights:")
+        console.print(result.stock_command, soft_wrap=True)
+    console.print()
+    console.print(
+        "Replace the words in capitals: MaxText refuses DATASET_TYPE and TOKENIZER_TYPE as they stand, since its own "
+        "defaults are random data and Llama 2's tokenizer.",
+        soft_wrap=True,
+    )
+
+
+def _work_text(result: "Result") -> str:
+    counts, options = result.written.counts, result.plan.options
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (counts.passed, "chunks linked" if options.link else "chunks passed through undecoded"),
+            (counts.decoded, "decoded"),
+            (counts.encoded, "encoded"),
+            (counts.kept, "units kept from the interrupted run"),
+        )
+        if count
+    ]
+    text = ", ".join(parts) + "." if parts else "The interrupted run had finished all work."
+    if options.link:
+        text += " Linked chunks are the source's own files and carry no checksum: never change either side in place."
+    return text[0].upper() + text[1:]
+
+
+def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> None:
+    """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
+    figures = ("layer", "query*key", "query", "key")
+    table = plain_table(*figures, "largest |a-b|/|a+b| of query*key in a pair", right=figures)
+    mark = "█" if console.encoding.lower().startswith("utf") else "#"
+    largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
+    for entry in mismatches:
+        length = round(BAR * min(entry.product, largest) / largest) if largest else 0
+        values = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
+        table.add_row(str(entry.layer), *values, Text(mark * length))
+    console.print(table)
+
+
+def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
+    if qk_norm == "fit":
+        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if all(entry.separable for entry in unequal):
+        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
+    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
+
+
+def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm: str) -> list[str]:
+    """What MaxText computes from these weights, in words."""
+    lines: list[str] = []
+    unequal = [entry for entry in mismatches if not entry.exact]
+    if unequal:
+        lines.append(
+            f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
+            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
+        )
+        lines.append(_scale_advice(unequal, qk_norm))
+    elif qk_norm == "fit" and any(entry.query or entry.key for entry in mismatches):
+        lines.append(
+            f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
+            "rotated pair, and the scales written have them: attention is exact."
+        )
+    elif mismatches:
+        lines.append(
+            f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
+            "attention is exact."
+        )
+    if tied:
+        lines.append(
+            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread); "
+            "--untie makes them exact."
+        )
+    return lines
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON."""
+    totals = plan.totals
+    return document(
+        source=plan.source,
+        step=plan.step,
+        mapping=plan.table,
+        mapping_digest=plan.table_digest,
+        options=asdict(plan.options),
+        totals={
+            "source_parameters": totals.source_parameters,
+            "target_parameters": totals.target_parameters,
+            "added_parameters": totals.added_parameters,
+            "difference": totals.difference,
+            "leaves": len(plan.leaves),
+            "read_bytes": totals.read_bytes,
+            "write_bytes": totals.write_bytes,
+            "stored_bytes": totals.stored_bytes,
+            "memory": totals.memory,
+        },
+        sizes=dict(plan.sizes),
+        tasks=[_task_document(task) for task in plan.tasks],
+        dropped=[
+            {
+                "reason": reason,
+                "tensors": len(entries),
+                "elements": sum(elements or 0 for _, elements in entries),
+                "unknown_shapes": sum(elements is None for _, elements in entries),
+                "paths": [path for path, _ in entries],
+            }
+            for reason, entries in plan.dropped.items()
+        ],
+        ignored_entries=list(plan.others),
+        notes=list(plan.notes),
+        config=dict(plan.config),
+        settings=dict(plan.settings),
+        jobs=plan.jobs,
+    )
+
+
+def result_document(result: "Result") -> dict[str, Any]:
+    """The result of a conversion as JSON."""
+    return {
+        **plan_document(result.plan),
+        "destination": result.destination,
+        "seconds": round(result.seconds, 3),
+        "peak_memory": result.peak_memory,
+        "written_bytes": result.written_bytes,
+        "resumed": result.resumed,
+        "work": {**asdict(result.written.counts), "peak_in_flight": result.written.peak_in_flight},
+        "fidelity": {
+            "qk_norm": result.plan.options.qk_norm,
+            "exact_attention": all(entry.exact for entry in result.mismatches),
+            "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
+            "qk_norm_pairs": [
+                {"layer": e.layer, "product": e.product, "query": e.query, "key": e.key} for e in result.mismatches
+            ],
+        },
+        "command": result.command,
+        "stock_command": result.stock_command,
+    }
+
+
+def _task_document(task: Task) -> dict[str, Any]:
+    return {
+        "axes": str(task.axis_map.expression),
+        "route": task.route,
+        "reason": task.reason,
+        "group": task.group,
+        "note": task.note,
+        "added": task.extra,
+        "units": task.units,
+        "memory": task.memory,
+        "stored_bytes": task.stored_bytes,
+        "sources": [_array_document(array) for array in task.sources],
+        "leaves": [_array_document(leaf) for leaf in task.leaves],
+    }
+
+
+def _array_document(array: ArraySpec | Leaf) -> dict[str, Any]:
+    return {
+        "path": array.path,
+        "shape": list(array.shape),
+        "dtype": array.dtype,
+        "chunks": list(array.chunks),
+        "bytes": array.bytes,
+    }
+
+
+def _plan_rows(task: Task) -> list[Row]:
+    rows: list[Row] = []
+    for number in range(max(len(task.sources), len(task.leaves))):
+        source = task.sources[number] if number < len(task.sources) else None
+        leaf = task.leaves[number] if number < len(task.leaves) else None
+        cells = (
+            _below(source.path, task.source_place) if source else "",
+            shape_text(source.shape) if source else "",
+            _below(leaf.path, task.target_place) if leaf else "",
+            shape_text(leaf.shape) if leaf else "",
+            leaf.dtype if leaf else "",
+            _route_text(task) if number == 0 else "",
+            format_size(leaf.bytes) if leaf else "",
+        )
+        rows.append(Row(cells, indent=2 if task.source_place else 0))
+    return rows
+
+
+def _route_text(task: Task) -> str:
+    return f"{task.route} ({task.reason})" if task.reason else task.route
+
+
+def _below(path: str, place: str) -> str:
+    return path.removeprefix(place + "/") if place else path

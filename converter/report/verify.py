@@ -1,0 +1,270 @@
+"""Verification, parameter report and inspection as tables, Markdown and JSON documents. Holds no decisions."""
+
+from typing import Any
+
+from rich.console import Console
+
+from converter.checkpoints import Inspection
+from converter.planning import ParameterReport, ParameterRow
+from converter.report.console import document, shape_text
+from converter.report.layout import Column, Row, print_rows
+from converter.verification import Finding, Verification
+from converter.words import format_size, printable
+
+MAX_SHOWN = 50
+"""Findings that a terminal shows; JSON has all of them."""
+
+PARAMETER_COLUMNS = (
+    Column(name="AXLearn", path=True),
+    Column(name="shape"),
+    Column(name="MaxText", path=True),
+    Column(name="shape"),
+    Column(name="relation"),
+    Column(name="parameters", right=True),
+)
+ARRAY_COLUMNS = (Column(name="array", path=True), Column(name="dtype"), Column(name="shape"), Column(name="chunks"))
+
+
+def verification_document(result: Verification) -> dict[str, Any]:
+    """The result of `verify` as JSON."""
+    cast = result.cast
+    return document(
+        ok=result.ok,
+        method=result.method,
+        source=result.source,
+        step=result.step,
+        destination=result.destination,
+        leaves=result.leaves,
+        elements=result.elements,
+        bytes=result.compared_bytes,
+        sample=result.sample,
+        findings=[_finding_document(finding) for finding in result.findings],
+        notes=list(result.notes),
+        cast=None
+        if cast is None
+        else {
+            "dtype": cast.dtype,
+            "max_absolute_error": cast.max_absolute,
+            "max_relative_error": cast.max_relative,
+            "overflows": cast.overflows,
+        },
+        seconds=round(result.seconds, 3),
+        peak_memory=result.peak_memory,
+    )
+
+
+def print_verification(result: Verification, console: Console) -> None:
+    """What was compared, everything that is wrong, and the verdict."""
+    origin = f"{result.source} (step {result.step})" if result.source else "unknown source"
+    against = origin if result.method == "source" else "its own digests"
+    console.print(f"{result.destination} against {against}", soft_wrap=True)
+    for finding in result.findings[:MAX_SHOWN]:
+        console.print(f"  {finding.check}: {finding.place}: {finding.message}", soft_wrap=True)
+        if finding.first_index is not None:
+            at = list(finding.first_index)
+            console.print(f"    first at {at}: expected {finding.expected}, found {finding.found}", soft_wrap=True)
+        if finding.diagnosis:
+            console.print(f"    {finding.diagnosis}", soft_wrap=True)
+    if len(result.findings) > MAX_SHOWN:
+        console.print(f"  and {len(result.findings) - MAX_SHOWN} more findings (--json lists all)")
+    for note in result.notes:
+        console.print(f"  note: {printable(note)}", soft_wrap=True)
+    if result.cast is not None:
+        console.print(
+            f"  cast to {result.cast.dtype}: largest absolute error {result.cast.max_absolute:.6g}, largest relative "
+            f"error {result.cast.max_relative:.6g}, {result.cast.overflows} overflows to infinity",
+            soft_wrap=True,
+        )
+    sample = f", a SAMPLE of {result.sample:g} of the blocks" if result.sample is not None else ""
+    console.print(
+        f"{'OK' if result.ok else 'FAILED'}: {result.leaves} leaves, {result.elements:,} elements"
+        f" ({format_size(result.compared_bytes)}{sample}) compared in {result.seconds:.1f} s, "
+        f"{len(result.findings)} findings; peak memory {format_size(result.peak_memory)}.",
+        soft_wrap=True,
+    )
+
+
+def parameters_document(report: ParameterReport) -> dict[str, Any]:
+    """The parameter report as JSON."""
+    return document(
+        title=report.title,
+        destination=report.destination or None,
+        mapping=report.table,
+        equivalent=report.equivalent,
+        totals={
+            "axlearn": report.source_total,
+            "maxtext": report.target_total,
+            "added": report.added_total,
+            "difference": report.difference,
+            "experts": report.expert_total,
+            "active_per_token": report.active_total,
+        },
+        experts=report.experts,
+        experts_per_token=report.experts_per_token,
+        rows=[_row_document(row) for row in report.rows],
+        extra=[{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
+        notes=list(report.notes),
+    )
+
+
+def print_parameters(report: ParameterReport, console: Console) -> None:
+    """The report as a table, a group at a time, then the totals."""
+    rows: list[Row] = []
+    group = ""
+    for row in report.rows:
+        if row.group != group:
+            group = row.group
+            rows.append(Row((group,), heading=True))
+        rows += [Row(line) for line in _cells(row)]
+    console.print(_heading(report), soft_wrap=True)
+    print_rows(console, PARAMETER_COLUMNS, rows)
+    console.print()
+    for name, value in _total_lines(report):
+        console.print(f"{name:<20} {value}", soft_wrap=True)
+
+
+def parameters_markdown(report: ParameterReport) -> str:
+    """The report as Markdown, for a pull request."""
+    lines = [f"## {_heading(report)}", ""]
+    groups = list(dict.fromkeys(row.group for row in report.rows))
+    for group in groups:
+        lines += [f"### {group}", "", "| AXLearn | shape | MaxText | shape | relation | parameters |"]
+        lines.append("|---|---|---|---|---|---:|")
+        for row in (row for row in report.rows if row.group == group):
+            lines += [
+                "| " + " | ".join(_code(cell, column) for column, cell in enumerate(c)) + " |" for c in _cells(row)
+            ]
+        lines.append("")
+    lines += ["### totals", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in _total_lines(report)]
+    return "\n".join(lines) + "\n"
+
+
+def inspection_document(found: Inspection) -> dict[str, Any]:
+    """What a path is, as JSON."""
+    return document(
+        path=found.path,
+        kind=found.kind,
+        title=found.title,
+        facts=found.facts,
+        leaves=[
+            {
+                "path": leaf.path,
+                "dtype": leaf.dtype,
+                "shape": list(leaf.shape),
+                "chunks": list(leaf.chunks),
+                "problem": leaf.problem or None,
+            }
+            for leaf in found.leaves
+        ],
+        missing=found.missing,
+    )
+
+
+def print_inspection(found: Inspection, console: Console) -> None:
+    """What a path is: facts, arrays, and what is missing."""
+    console.print(f"{found.path}: {found.title}", soft_wrap=True)
+    for name, value in found.facts.items():
+        text = format_size(value) if name == "bytes" else _plain(value)
+        console.print(f"  {name.replace('_', ' '):<20} {text}", soft_wrap=True)
+    for line in found.missing:
+        console.print(f"  missing: {line}", soft_wrap=True)
+    if found.leaves:
+        rows = [
+            Row((printable(leaf.path), leaf.dtype, shape_text(leaf.shape), shape_text(leaf.chunks)))
+            for leaf in found.leaves
+        ]
+        print_rows(console, ARRAY_COLUMNS, rows)
+
+
+def _finding_document(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "place": finding.place,
+        "message": finding.message,
+        "elements": finding.elements,
+        "first_index": None if finding.first_index is None else list(finding.first_index),
+        "expected": finding.expected or None,
+        "found": finding.found or None,
+        "diagnosis": finding.diagnosis or None,
+    }
+
+
+def _row_document(row: ParameterRow) -> dict[str, Any]:
+    found = row.found_shapes or (None,) * len(row.targets)
+    return {
+        "group": row.group,
+        "axlearn": [
+            {"path": path, "shape": list(shape)} for path, shape in zip(row.sources, row.source_shapes, strict=True)
+        ],
+        "maxtext": [
+            {"path": path, "shape": list(shape), "found": None if other is None else list(other)}
+            for path, shape, other in zip(row.targets, row.target_shapes, found, strict=True)
+        ],
+        "relation": row.relation,
+        "axes": row.axes,
+        "note": row.note,
+        "axlearn_parameters": row.source_parameters,
+        "maxtext_parameters": row.target_parameters,
+        "added": row.added,
+        "expert": row.expert,
+        "fits": row.fits,
+    }
+
+
+def _heading(report: ParameterReport) -> str:
+    text = f"Parameters of {report.title}, mapping '{report.table}'"
+    return f"{text}, as found in {report.destination}" if report.destination else f"{text}, as planned"
+
+
+def _cells(row: ParameterRow) -> list[tuple[str, ...]]:
+    """The lines of a row: one for each source or target, whichever are more."""
+    lines: list[tuple[str, ...]] = []
+    for number in range(max(len(row.sources), len(row.targets))):
+        source = number < len(row.sources)
+        target = number < len(row.targets)
+        lines.append((
+            row.sources[number] if source else "",
+            shape_text(row.source_shapes[number]) if source else "",
+            row.targets[number] if target else "",
+            _found_shape(row, number) if target else "",
+            (row.relation + (" (a copy)" if row.added else "")) if number == 0 else "",
+            f"{row.target_parameters:,}" if number == 0 else "",
+        ))  # fmt: skip
+    return lines
+
+
+def _found_shape(row: ParameterRow, number: int) -> str:
+    planned = shape_text(row.target_shapes[number])
+    if not row.found_shapes or row.found_shapes[number] == row.target_shapes[number]:
+        return planned
+    found = row.found_shapes[number]
+    return f"{'missing' if found is None else shape_text(found)} (expected {planned})"
+
+
+def _total_lines(report: ParameterReport) -> list[tuple[str, str]]:
+    lines = [("AXLearn", f"{report.source_total:,}"), ("MaxText", f"{report.target_total:,}")]
+    if report.added_total:
+        lines.append(("of these copied", f"{report.added_total:,}"))
+    lines.append(("difference", f"{report.difference:,}"))
+    if report.experts:
+        lines.append(("experts", f"{report.expert_total:,} in {report.experts} experts a layer"))
+        lines.append(("outside of experts", f"{report.source_total - report.expert_total:,}"))
+        lines.append(("active per token", f"{report.active_total:,} ({report.experts_per_token} experts a layer)"))
+    lines += [(f"extra leaf {path}", shape_text(shape)) for path, shape in report.extra.items()]
+    lines += [("note", printable(note)) for note in report.notes]
+    return lines
+
+
+def _code(cell: str, column: int) -> str:
+    return f"`{cell}`" if cell and column in (0, 2) else cell
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({count})" for name, count in value.items()) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,23 @@
+import errno
+import os
+
+from converter.errors import DestinationError
+from converter.words import format_size
+
+
+def write_error(path: str, error: OSError) -> DestinationError:
+    """What the system says about a failed write, with the room that is left."""
+    if error.errno == errno.ENOENT:
+        return DestinationError(
+            f"{path}: cannot be written: its directory vanished while we worked; run the same command"
+        )
+    return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
+
+
+def free_text(path: str) -> str:
+    """The room that is left at a path, for the end of a message; nothing where it cannot be told."""
+    try:
+        free = os.statvfs(path if os.path.isdir(path) else os.path.dirname(path))
+    except OSError:
+        return ""
+    return f" ({format_size(free.f_bavail * free.f_frsize)} free)"

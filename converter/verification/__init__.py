@@ -1,0 +1,13 @@
+"""The proof in bits: reads a checkpoint back and compares it with its source or its digests."""
+
+from converter.verification.digests import verify_digests
+from converter.verification.result import Finding, Verification
+from converter.verification.run import VerifyRequest, verify
+
+__all__ = [
+    "Finding",
+    "Verification",
+    "VerifyRequest",
+    "verify",
+    "verify_digests",
+]

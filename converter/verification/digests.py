@@ -1,0 +1,240 @@
+"""Holds a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from converter.arrays import chunk_digest
+from converter.checkpoints import (
+    CONFIG_NAME,
+    CUSTOM_METADATA,
+    NO_DIGEST,
+    Target,
+    TargetArray,
+    check_alone,
+    check_receipt,
+    file_digest,
+    open_target,
+    orbax_problems,
+    read_receipt,
+    read_records,
+    stored_record,
+)
+from converter.errors import DestinationError, UsageError, VerificationError, reason
+from converter.location import locate
+from converter.planning import DEFAULT_MEMORY
+from converter.storage import find_litter, has_litter_in
+from converter.verification.metadata import edit_findings, metadata_findings
+from converter.verification.result import Finding, Verification
+from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
+
+CHUNK_COPIES = 4
+"""Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
+
+MAX_LITTER = 10
+"""Names of litter that a note lists."""
+
+
+def verify_digests(
+    destination: str, progress: Progress, *, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
+) -> Verification:
+    """Decodes every chunk of a checkpoint and holds leaves and files against what was recorded when it was written.
+
+    Args:
+      destination: the checkpoint: the directory above its steps, a step, or its arrays.
+      progress: told of each chunk and each leaf.
+      max_memory: bytes that chunks in flight may take together.
+      jobs: chunks in flight.
+
+    Raises:
+      VerificationError: there is no checkpoint, or it carries no digests.
+      DestinationError: the path is not a local one.
+      UsageError: it is an AXLearn checkpoint, or a chunk is larger than the memory budget.
+    """
+    started = time.monotonic()
+    reuse_freed_memory()
+    check_alone(locate(destination, DestinationError))
+    target = open_target(destination)
+    records = read_records(target.custom)
+    receipt, _ = read_receipt(target.root)
+    if records is None and receipt is None:
+        raise VerificationError(f"{target.root}: holds no digests of ax2mt; give the source too: verify SRC DST")
+    run = _Run(target, records, progress, max_memory)
+    try:
+        run.decode(jobs)
+    finally:
+        progress.close()
+    findings = run.findings()
+    edits, notes = _configuration(target.root, receipt)
+    apart = CONFIG_NAME if edits or notes else ""
+    receipts = [Finding("receipt", path, text) for path, text in check_receipt(target.root, apart=apart)]
+    findings += [*receipts, *edits, *metadata_findings(target, None)]
+    if records is None:
+        findings = _lost_digests(target, findings)
+    if not findings:
+        shapes = {array.path: array.shape for array in run.arrays.values()}
+        findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
+    arrays = run.arrays.values()
+    return Verification(
+        method="digests",
+        source=str((receipt or {}).get("source", "")),
+        step=(receipt or {}).get("step"),
+        destination=target.root,
+        leaves=len(arrays),
+        elements=sum(array.elements for array in arrays),
+        compared_bytes=sum(array.elements * array.item_size for array in arrays),
+        sample=None,
+        findings=tuple(findings),
+        notes=(*run.notes(), *notes),
+        cast=None,
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+    )
+
+
+def _configuration(root: str, receipt: Mapping[str, Any] | None) -> tuple[list[Finding], list[str]]:
+    """What was changed in maxtext.yml, key by key; nothing where it was not, or where the receipt has no keys of it."""
+    recorded = (receipt or {}).get("config")
+    if receipt is None or not isinstance(recorded, dict):
+        return [], []
+    try:
+        same = file_digest(os.path.join(root, CONFIG_NAME)) == receipt["files"].get(CONFIG_NAME)
+    except OSError:
+        return [], []  # the receipt's findings say so
+    return ([], []) if same else edit_findings(root, recorded)
+
+
+def _lost_digests(target: Target, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a checkpoint without digests: first that they are gone, which is the cause of others."""
+    file = os.path.join(target.step_directory, CUSTOM_METADATA)
+    place = os.path.relpath(file, target.root)
+    what = "is missing" if not os.path.lexists(file) else "is damaged, or was replaced: it holds no digests of ax2mt"
+    cause = (
+        f"{what}; chunks were decoded, but their values could not be checked: restore the file from a copy, or compare "
+        "with the source: verify SRC DST"
+    )
+    others = [entry for entry in findings if entry.place not in (place, CUSTOM_METADATA)]
+    return [Finding("metadata", place, cause), *others]
+
+
+class _Run:
+    def __init__(self, target: Target, records: dict[str, dict[str, Any]] | None, progress: Progress, max_memory: int):
+        self.target = target
+        self.has_records = records is not None
+        self.records = records or {}
+        self.progress = progress
+        self.budget = ByteBudget(max_memory)
+        self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        self.arrays: dict[str, TargetArray] = {}
+        self.digests: dict[str, dict[tuple[int, ...], int]] = {}
+        self.broken: dict[str, str] = {}
+        self.lock = threading.Lock()
+
+    def decode(self, jobs: int) -> None:
+        """Opens every leaf and digests all its chunks."""
+        for key, path in self.target.leaves.items():
+            try:
+                array = self.target.open(path, self.context)
+            except VerificationError as error:
+                self.broken[key] = error.message.removeprefix(f"{path}: ")
+                continue
+            if math.prod(array.grid) > 1 << 32:
+                self.broken[key] = (
+                    f"has {math.prod(array.grid)} chunks, which no checkpoint has; its metadata is damaged"
+                )
+                continue
+            self.arrays[key] = array
+            self.digests[key] = {}
+        total = sum(array.elements * array.item_size for array in self.arrays.values())
+        self.progress.start(len(self.arrays), total)
+        run_units(self._units(), jobs)
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be held against anything, and what is not part of the checkpoint."""
+        notes: list[str] = []
+        linked = sum(record["kind"] == NO_DIGEST for record in self.records.values())
+        text = "leaves were linked to the source and have no digest; all that is known is that they can be decoded"
+        if linked:
+            notes.append(f"{linked} {text}")
+        litter = find_litter(self.target.root, MAX_LITTER + 1)
+        if litter:
+            shown = ", ".join(litter[:MAX_LITTER]) + (", and more" if len(litter) > MAX_LITTER else "")
+            notes.append(f"ignored, left by a system or a tool: {shown}")
+        return tuple(notes)
+
+    def findings(self) -> list[Finding]:
+        """What does not fit the digests."""
+        names = self.target.leaves
+        result = [Finding("chunks", names[key], text) for key, text in self.broken.items()]
+        result += [
+            Finding("coverage", key.replace(".", "/"), "missing in the checkpoint")
+            for key in self.records
+            if key not in names
+        ]
+        for key, chunks in self.digests.items():
+            record = self.records.get(key)
+            if key in self.broken:
+                continue
+            if record is None and not self.has_records:
+                continue
+            if record is None:
+                result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))
+            elif record["kind"] != NO_DIGEST and stored_record(chunks) != record:
+                result.append(Finding("digest", names[key], "holds other values than were written"))
+        return result + [
+            Finding("coverage", names[key], f"{text} is no chunk of this array") for key, text in self._strays()
+        ]
+
+    def _strays(self) -> Iterator[tuple[str, str]]:
+        """Files among the chunks of an array that belong to none."""
+        for key, array in self.arrays.items():
+            if key in self.broken:
+                continue
+            listed = {
+                name.decode(errors="replace")
+                for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()
+            }
+            known = {array.chunk_key(tuple(index)) for index in np.ndindex(*array.grid)}
+            strays = sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"})
+            yield from ((key, name) for name in strays if not has_litter_in(name))
+
+    def _units(self) -> Iterator[Callable[[], None]]:
+        for key, array in self.arrays.items():
+            memory = math.prod(array.chunks) * array.item_size * CHUNK_COPIES
+            if memory > self.budget.limit:
+                raise UsageError(
+                    f"--max-memory {self.budget.limit} bytes is too small: {array.path} is stored in chunks of "
+                    f"{memory // CHUNK_COPIES} bytes; give --max-memory {-(-memory >> 20)}MiB or more"
+                )
+            for index in np.ndindex(*array.grid):
+                yield lambda key=key, array=array, index=index, memory=memory: self._chunk(key, array, index, memory)
+            self.progress.leaf_done(array.path)
+
+    def _chunk(self, key: str, array: TargetArray, index: tuple[int, ...], memory: int) -> None:
+        bounds = [(n * c, min((n + 1) * c, s)) for n, c, s in zip(index, array.chunks, array.shape, strict=True)]
+        with self.budget.hold(memory):
+            try:
+                array.read(tuple(slice(low, high) for low, high in bounds))
+                if self.records.get(key, {}).get("kind") != NO_DIGEST:
+                    self.digests[key][index] = chunk_digest(index, self._stored(key, array, index))
+            except VerificationError as error:
+                with self.lock:
+                    self.broken.setdefault(key, error.message.removeprefix(f"{array.path}: "))
+        self.progress.advance(math.prod(high - low for low, high in bounds) * array.item_size)
+
+    def _stored(self, key: str, array: TargetArray, index: tuple[int, ...]) -> bytes:
+        """The bytes of a chunk as they are stored."""
+        name = array.chunk_key(index)
+        try:
+            result = ts.KvStore.open(self.target.kvstore(key), context=self.context).result().read(name).result()
+        except ValueError as error:
+            raise VerificationError(f"{array.path}: chunk {name} cannot be read: {reason(error)}") from None
+        if result.state != "value":
+            raise VerificationError(f"{array.path}: chunk {name} is missing")
+        return result.value

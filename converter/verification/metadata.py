@@ -1,0 +1,132 @@
+"""What surrounds the arrays of a checkpoint: commit markers, custom metadata, and the MaxText configuration."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from converter.checkpoints import CONFIG_NAME, Target, is_recorded, parse_config, same_value, whole_config
+from converter.mapping import MODEL, TRAINING, MappingTable, training_keys
+from converter.verification.result import Finding
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]:
+    """Commit markers and custom metadata.
+
+    Args:
+      target: the checkpoint.
+      scan_layers: whether layers are scanned; None where that is not known.
+    """
+    findings = [
+        Finding("markers" if "commit_success" in line else "metadata", _place(line, target), line)
+        for line in target.problems
+    ]
+    found = target.custom.get("scan_layers")
+    if target.custom and (not isinstance(found, bool) or (scan_layers is not None and found != scan_layers)):
+        expected = "true or false" if scan_layers is None else str(scan_layers).lower()
+        text = f"custom_metadata.scan_layers is {_json(found)}, expected {expected}; MaxText goes by it"
+        findings.append(Finding("scan_layers", "_CHECKPOINT_METADATA", text))
+    return findings
+
+
+def config_findings(
+    target: Target, expected: Mapping[str, Any], table: MappingTable
+) -> tuple[list[Finding], list[str]]:
+    """Holds maxtext.yml against the configuration that the weights need.
+
+    Args:
+      target: the checkpoint.
+      expected: the effective configuration of the source, with what is recorded as set.
+      table: the mapping table.
+
+    Returns:
+      Findings, and notes about keys whose value is the user's choice. A checkpoint that another program wrote has no
+      maxtext.yml; that is a note.
+    """
+    found, problem = _read_config(target.root)
+    if found is None:
+        missing = f"{CONFIG_NAME}: not there, so the model configuration was not checked"
+        return ([_config_finding(problem)], []) if problem else ([], [missing])
+    open_keys = training_keys(table)
+    if not is_recorded(target.custom):  # what a user set then is not known
+        open_keys |= {rule.key for rule in table.config if rule.set}
+    whole = whole_config(expected)
+    required = {key: value for key, value in whole.items() if key not in open_keys}
+    choices = {key: value for key, value in whole.items() if key in open_keys}
+    return _compare(found, required, choices, "these weights need", "the mapping says")
+
+
+def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
+    """Looks at what was changed in maxtext.yml since it was written.
+
+    Args:
+      root: the directory above the steps.
+      written: the receipt's record of the keys: those of the model under "model", of training under "training".
+
+    Returns:
+      Findings for changed keys of the model; notes for all else, as a file of one's own training keys is no damage.
+    """
+    found, problem = _read_config(root)
+    if found is None:
+        return [_config_finding(problem or "is missing")], []
+    required, choices = (written.get(kind) for kind in (MODEL, TRAINING))
+    findings, notes = _compare(
+        found,
+        required if isinstance(required, dict) else {},
+        choices if isinstance(choices, dict) else {},
+        "convert wrote",
+        "convert wrote",
+    )
+    return findings, notes or ([] if findings else [f"{CONFIG_NAME}: edited since convert; same values"])
+
+
+def _read_config(root: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The file's keys; or None and what is wrong, which is nothing where there is no file."""
+    try:
+        with open(os.path.join(root, CONFIG_NAME), "rb") as file:
+            found = parse_config(file.read(MAX_CONFIG_BYTES))
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return None, f"is not valid YAML: {error}"
+    return (found, "") if isinstance(found, dict) else (None, "does not hold keys and values")
+
+
+def _compare(
+    found: Mapping[str, Any], required: Mapping[str, Any], choices: Mapping[str, Any], need: str, mild: str
+) -> tuple[list[Finding], list[str]]:
+    """Findings for required keys with another value, notes for choices with one and for keys of the user's own."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for key, value in {**required, **choices}.items():
+        if key in found and same_value(found[key], value):
+            continue
+        text = f"{key} is {_json(found[key])}" if key in found else f"{key} is missing"
+        if key in choices:
+            notes.append(f"{CONFIG_NAME}: {text}, {mild} {_json(value)}")
+        else:
+            finding = _config_finding(f"{text}, {need} {_json(value)}")
+            findings.append(dataclasses.replace(finding, expected=_json(value), found=_json(found.get(key))))
+    own = sorted(str(key) for key in found if key not in required and key not in choices)
+    if own:
+        notes.append(f"{CONFIG_NAME}: has keys that convert does not write: {', '.join(own)}")
+    return findings, notes
+
+
+def _config_finding(text: str) -> Finding:
+    return Finding("config", CONFIG_NAME, text)
+
+
+def _place(line: str, target: Target) -> str:
+    path = line.split(":")[0].split(" is missing")[0]
+    return os.path.relpath(path, target.root) if os.path.isabs(path) else path
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, default=str)

@@ -1,0 +1,251 @@
+"""Holds a MaxText checkpoint against its AXLearn source: coverage, shapes, dtypes, values, metadata, configuration.
+
+Everything that is wrong is collected, nothing stops at the first finding.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from converter.checkpoints import (
+    Target,
+    TargetArray,
+    check_pair,
+    open_target,
+    orbax_problems,
+    recorded_qk_norm,
+    recorded_settings,
+)
+from converter.errors import DestinationError, SourceError, UsageError, VerificationError
+from converter.location import locate
+from converter.mapping import configure, match_table
+from converter.planning import (
+    DEFAULT_MEMORY,
+    Options,
+    Plan,
+    Source,
+    evident_options,
+    fitted_scales,
+    make_plan,
+    open_source,
+)
+from converter.verification.diagnosis import Diagnostician
+from converter.verification.metadata import config_findings, metadata_findings
+from converter.verification.result import CastReport, Finding, Verification
+from converter.verification.values import ValueComparison
+from converter.work import Progress, peak_resident, reuse_freed_memory
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What `verify SRC DST` was asked for.
+
+    Attributes:
+      source: a step or trainer directory.
+      destination: the checkpoint: the directory above its steps, a step, or its arrays.
+      step: the wanted step of the source; None for the latest.
+      mapping: path of a user's own table, or None.
+      dtype: the dtype that leaves were cast to; None where they must have the source's.
+      sample: the fraction of blocks to compare; None for all.
+      max_memory: bytes that blocks in flight may take together.
+      jobs: blocks in flight.
+    """
+
+    source: str
+    destination: str
+    step: int | None = None
+    mapping: str | None = None
+    dtype: str | None = None
+    sample: float | None = None
+    max_memory: int = DEFAULT_MEMORY
+    jobs: int = 2
+
+
+def verify(request: VerifyRequest, progress: Progress) -> Verification:
+    """Compares a checkpoint with its source.
+
+    Raises:
+      SourceError: the source cannot be read.
+      DestinationError: the destination is not a local path, or an AXLearn checkpoint.
+      MappingError: no table fits the source.
+      VerificationError: there is no checkpoint at the destination, or its metadata is beyond reading.
+      UsageError: source and destination are swapped, or the memory budget is too small.
+    """
+    started = time.monotonic()
+    reuse_freed_memory()
+    if request.sample is not None and not 0 < request.sample <= 1:
+        raise UsageError(f"--sample {request.sample}: expected a fraction above 0 and up to 1")
+    check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
+    target = open_target(request.destination)
+    source, untie = _open_source(request, target)
+    configuration = configure(source.match, recorded=recorded_settings(target.custom))
+    options = Options(untie=untie, max_memory=request.max_memory, rewrite=True)
+    plan = make_plan(source, options, configuration, jobs=request.jobs)
+    fitted, fit_notes = _fitted(source, target, plan.config)
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    coverage = _open_leaves(plan, target, request.dtype, context)
+    values = ValueComparison(plan, coverage.arrays, fitted, progress)
+    _find_missing_chunks(coverage.arrays, values)
+    try:
+        values.run(context, max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
+    finally:
+        progress.close()
+    doctor = Diagnostician(plan, coverage.arrays, request.max_memory, context)
+    findings = [*coverage.findings, *_value_findings(values, doctor)]
+    findings += metadata_findings(target, bool(plan.config["scan_layers"]))
+    config, config_notes = config_findings(target, plan.config, source.match.table)
+    findings += config
+    if not any(finding.check == "metadata" for finding in findings):
+        shapes = {path: array.shape for path, array in coverage.arrays.items()}
+        findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
+    compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
+    return Verification(
+        method="source",
+        source=plan.source,
+        step=plan.step,
+        destination=target.root,
+        leaves=len(compared),
+        elements=sum(compared.values()),
+        compared_bytes=sum(count * coverage.arrays[path].item_size for path, count in compared.items()),
+        sample=request.sample,
+        findings=tuple(findings),
+        notes=(*source.notes, *fit_notes, *coverage.notes, *config_notes),
+        cast=_cast_report(request.dtype, plan, values),
+        seconds=time.monotonic() - started,
+        peak_memory=peak_resident(),
+    )
+
+
+def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
+    """The source, matched with the options that the checkpoint was evidently made with."""
+    source = open_source(request.source, step=request.step, mapping=request.mapping)
+    table = source.match.table
+    options = evident_options(table, target)
+    if options:
+        shapes = source.checkpoint.shapes
+        source = dataclasses.replace(source, match=match_table(table, shapes, options=options))
+    return source, "untie" in options
+
+
+def _fitted(
+    source: Source, target: Target, keys: Mapping[str, Any]
+) -> tuple[Mapping[str, np.ndarray], tuple[str, ...]]:
+    """The leaves that the checkpoint says it has fitted values for, made anew from the source; and a note on it."""
+    if recorded_qk_norm(target.custom) != "fit":
+        return {}, ()
+    fitted = fitted_scales(source, keys)
+    note = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
+    return fitted, (note,)
+
+
+@dataclass(frozen=True)
+class _Coverage:
+    """What is compared, and what is not.
+
+    Attributes:
+      arrays: path to array, for each leaf that is there as it should be.
+      findings: leaves that are missing, extra, or of another shape or dtype.
+      notes: leaves that are no weights.
+    """
+
+    arrays: Mapping[str, TargetArray]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def _open_leaves(plan: Plan, target: Target, dtype: str | None, context: Any) -> _Coverage:
+    expected = {leaf.path: leaf for leaf in plan.leaves}
+    weights = _weights_prefix(plan)
+    arrays: dict[str, TargetArray] = {}
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for path in target.keys:
+        if path not in expected and path.startswith(weights):
+            findings.append(Finding("coverage", path, "extra leaf: nothing in the source leads to it"))
+        elif path not in expected:
+            notes.append(f"{path}: not compared, it is no weight")
+    for path, leaf in expected.items():
+        if path not in target.keys:
+            findings.append(Finding("coverage", path, "missing in the checkpoint"))
+            continue
+        try:
+            array = target.open(path, context)
+        except VerificationError as error:
+            findings.append(Finding("chunks", path, error.message.removeprefix(f"{path}: ")))
+            continue
+        if array.shape != leaf.shape:
+            text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
+            findings.append(Finding("shape", path, text))
+        elif array.dtype != (dtype or leaf.dtype):
+            hint = "" if dtype else f"; if it was cast, give --dtype {array.dtype}"
+            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
+        else:
+            arrays[path] = array
+    return _Coverage(arrays, tuple(findings), tuple(notes))
+
+
+def _find_missing_chunks(arrays: Mapping[str, TargetArray], values: ValueComparison) -> None:
+    """Looks for chunks that are not there, also outside of a sample."""
+    for path, array in arrays.items():
+        try:
+            missing = array.missing_chunks()
+        except VerificationError as error:
+            values.fail(path, error.message.removeprefix(f"{path}: "))
+            continue
+        if missing:
+            values.fail(path, f"{len(missing)} of {math.prod(array.grid)} chunks are missing, first {missing[0]}")
+
+
+def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Finding]:
+    """What the comparison showed, with a diagnosis for each leaf that differs."""
+    result = [Finding("chunks", path, text) for path, text in values.broken.items()]
+    for path, comparison in values.comparisons.items():
+        mismatch = comparison.mismatch
+        if mismatch is not None:
+            result.append(
+                Finding(
+                    "values",
+                    path,
+                    f"{mismatch.elements:,} of {comparison.compared:,} elements differ",
+                    mismatch.elements,
+                    mismatch.first_index,
+                    mismatch.expected,
+                    mismatch.found,
+                    doctor.diagnose(path) if path not in values.broken else "",
+                )
+            )
+        if comparison.overflows:
+            text = f"{comparison.overflows:,} finite elements became infinite by the cast"
+            result.append(Finding("cast", path, text, comparison.overflows))
+    return result
+
+
+def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> CastReport | None:
+    """The errors of the cast; None where no compared leaf was cast."""
+    sources = {leaf.path: leaf.dtype for leaf in plan.leaves}
+    cast = [comparison for path, comparison in values.comparisons.items() if sources[path] != dtype]
+    if dtype is None or not cast:
+        return None
+    return CastReport(
+        dtype,
+        max(comparison.max_absolute for comparison in cast),
+        max(comparison.max_relative for comparison in cast),
+        sum(comparison.overflows for comparison in cast),
+    )
+
+
+def _weights_prefix(plan: Plan) -> str:
+    """The path below which leaves are weights: what all planned leaves have in common."""
+    parts = [leaf.path.split("/")[:-1] for leaf in plan.leaves]
+    common: list[str] = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return "".join(f"{name}/" for name in common)

@@ -1,0 +1,49 @@
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from converter.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_LISTED = 20
+
+
+def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
+    """The first lines, and how many more there are."""
+    return list(lines[:most]) + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def printable(text: str) -> str:
+    """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(i?B)?", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a text such as `512MiB`, `1GiB`, `2G` or `1000000`; units are powers of 1024.
+
+    Raises:
+      UsageError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{text!r} is no size; expected something like 512MiB or 2GiB")
+    return int(float(match[1]) * (1 << (10 * "KMGT".find(match[2].upper()) + 10 if match[2] else 0)))
+
+
+def format_size(count: int) -> str:
+    """Bytes for people, in powers of 1024."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        # What would be rounded to 1024.0 belongs to the next unit, and what to 10.00 has one decimal as 10.1 has.
+        if value < 1023.95:
+            return f"{value:.2f} {unit}" if value < 9.995 else f"{value:.1f} {unit}"
+    return f"{value / 1024:.2f} TiB"

@@ -1,0 +1,174 @@
+"""Mapping files: each class of fault, with its line, and what the bundled table says."""
+
+from pathlib import Path
+
+import pytest
+
+from converter.errors import MappingError
+from converter.mapping.bundled import table_names, table_path
+from converter.mapping.file import MAX_BYTES, find_mapping, load_bundled, load_mapping, parse_mapping
+from converter.mapping.toml import suggestion
+
+VALID = """\
+name = "tiny"
+title = "A table for tests"
+[axlearn]
+prefix = "model"
+cycle = ["dense"]
+layers.scanned = { path = "layer/layer{block}", axis = 0 }
+[maxtext]
+prefix = "params"
+layers.scanned = { path = "layers_{block}", axis = 1 }
+[[choice]]
+name = "ffn"
+dense = "wide/weight"
+moe = "gate/weight"
+[[tensor]]
+axlearn = "{layer}/wide/weight"
+maxtext = "{layer}/wide/kernel"
+axes = "embed mlp -> mlp embed"
+when = "dense"
+[[drop]]
+axlearn = "learner/**"
+reason = "state"
+[config]
+width = { size = "mlp" }
+"""
+
+
+def faults(text: str) -> tuple[str, ...]:
+    with pytest.raises(MappingError) as caught:
+        parse_mapping(text, "t.toml")
+    assert caught.value.exit_code == 4
+    return caught.value.details
+
+
+def test_a_valid_table() -> None:
+    table = parse_mapping(VALID, "t.toml")
+    assert (table.name, table.title, table.path) == ("tiny", "A table for tests", "t.toml")
+    (row,) = table.rows
+    assert (row.axlearn, row.maxtext) == (("{layer}/wide/weight",), ("{layer}/wide/kernel",))
+    assert (row.when, row.option, row.line, row.in_layer) == ("dense", "", 14, True)
+    assert (table.axlearn.layers[0].axis, table.maxtext.layers[0].axis) == (0, 1)
+    assert table.digest != parse_mapping(VALID + "\n# changed", "t.toml").digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('when = "dense"', 'whem = "dense"', ["t.toml:18: unknown key 'whem' in [tensor]; did you mean 'when'?"]),
+        ('title = "A', 'titel = "A', ["t.toml:2: unknown key 'titel' in the file; did you mean 'title'?"]),
+        (
+            "embed mlp -> mlp embed",
+            "embed (mlp -> mlp embed",
+            [
+                "t.toml:17: axes of {layer}/wide/kernel: ')' is expected here",
+                "    embed (mlp -> mlp embed",
+                "               ^",
+            ],
+        ),
+        (
+            "embed mlp -> mlp embed",
+            "embed mlp -> mlp | embed",
+            [
+                "t.toml:17: axes of {layer}/wide/kernel: 2 tensors need one sum of 2 terms on the other side, "
+                "found no sum",
+                "    embed mlp -> mlp | embed",
+                "              ^",
+            ],
+        ),
+        ('when = "dense"', 'when = "densee"', ["t.toml:14: unknown kind 'densee'; did you mean 'dense'?"]),
+        ('cycle = ["dense"]', 'cycle = ["thick"]', ["t.toml:5: unknown kind 'thick'"]),
+        ('size = "mlp"', 'size = "mlq"', ["t.toml:23: unknown axis 'mlq'; did you mean 'mlp'?"]),
+        ('{ size = "mlp" }', '{ has = "mo" }', ["t.toml:23: unknown kind 'mo'; did you mean 'moe'?"]),
+        ('{ size = "mlp" }', '{ unless = "x" }', ["t.toml:23: unknown option 'x'"]),
+        (
+            '{ size = "mlp" }',
+            '{ siz = "mlp" }',
+            ["t.toml:23: width must be a value or one rule of size, has, unless, layout, value; found {'siz': 'mlp'}"],
+        ),
+        ('reason = "state"', "", ["t.toml:19: [drop] lacks 'reason', a text"]),
+        ('reason = "state"', "reason = 7", ["t.toml:21: reason must be a text, found 7"]),
+        (
+            'dense = "wide/weight"\nmoe = "gate/weight"',
+            "",
+            ["t.toml:10: choice 'ffn' has no kinds; expected one or more, each with the tensor that shows it"],
+        ),
+        (
+            'maxtext = "{layer}/wide/kernel"',
+            'maxtext = ["{layer}/a", "{layer}/b"]',
+            ["t.toml:17: maxtext names 2 tensors, its side of axes has 1", "    embed mlp -> mlp embed"],
+        ),
+        (
+            'maxtext = "{layer}/wide/kernel"',
+            'maxtext = "wide/kernel"',
+            ["t.toml:14: either all paths of a row start with {layer}/, or none; no other field can stand in them"],
+        ),
+        ('maxtext = "{layer}/wide/kernel"', "maxtext = []", ["t.toml:16: maxtext must be a text or a list of texts"]),
+        ("axis = 1", "axis = 9", ["t.toml:9: layers.scanned: path must be a text and axis a number from 0 to 8"]),
+        ("layers_{block}", "layers_{n}", ["t.toml:9: layers.scanned: unknown field in 'layers_{n}'"]),
+        ('name = "tiny"', "", ["t.toml: the file lacks 'name', a text"]),
+        ('[maxtext]\nprefix = "params"', "[[maxtext]]", ["t.toml: the file needs a table [maxtext]"]),
+    ],
+)
+def test_faults(old: str, new: str, expected: list[str]) -> None:
+    assert VALID.count(old) == 1
+    found = faults(VALID.replace(old, new))
+    assert len(found) >= len(expected)
+    for line, start in zip(found, expected, strict=False):
+        assert line.startswith(start)
+
+
+def test_all_faults_are_listed() -> None:
+    text = VALID.replace("embed mlp -> mlp embed", "embed ->").replace('reason = "state"', "")
+    assert [line.split(":")[1] for line in faults(text) if line.startswith("t.toml")] == ["17", "19"]
+
+
+def test_a_target_that_two_rows_produce() -> None:
+    row = VALID[VALID.index("[[tensor]]") : VALID.index("[[drop]]")]
+    (found,) = faults(VALID + row)
+    assert found == "t.toml:24: target {layer}/wide/kernel is also produced by line 14"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("name = \n", "no valid TOML: Invalid value (at line 1, column 8)"), ("[" * 5000, "no valid TOML")],
+)
+def test_no_toml(text: str, reason: str) -> None:
+    with pytest.raises(MappingError) as caught:
+        parse_mapping(text, "t.toml")
+    assert reason in caught.value.message
+
+
+def test_no_rows() -> None:
+    assert faults(VALID[: VALID.index("[[tensor]]")]) == ("t.toml: no [[tensor]] rows",)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "huge.toml").write_bytes(b"#" * (MAX_BYTES + 1))
+    for name, reason in [
+        ("absent.toml", "No such file"),
+        (".", "Is a directory"),
+        ("binary.toml", "can't decode"),
+        ("huge.toml", "larger than 1 MiB"),
+    ]:
+        with pytest.raises(MappingError, match=reason):
+            load_mapping(str(tmp_path / name))
+
+
+def test_find_mapping(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(VALID)
+    assert find_mapping("envy").path == table_path("envy")
+    assert find_mapping(str(tmp_path / "own.toml")).name == "tiny"
+    with pytest.raises(MappingError, match=r"no mapping 'enyv': bundled are .*envy"):
+        find_mapping("enyv")
+
+
+def test_bundled_tables_are_named_after_their_file() -> None:
+    assert [table.name for table in load_bundled()] == list(table_names())
+
+
+def test_suggestion() -> None:
+    assert suggestion("haeds", ["heads", "embed"]) == "; did you mean 'heads'?"
+    assert suggestion("zzz", ["heads"]) == ""

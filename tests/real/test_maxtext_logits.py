@@ -1,0 +1,122 @@
+"""The real MaxText loads what we write, with our maxtext.yml, and computes AXLearn's logits."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import AXLEARN, MAXTEXT
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "maxtext_logits.py"
+LOADERS = ("load_params_from_path", "from_pretrained")
+CASES = {
+    "pairs-untied": ("micro-hybrid-qkpair", {"untie": True}),
+    "pairs-tied": ("micro-hybrid-qkpair", {"store": "ocdbt"}),
+    "unequal-untied": ("micro-hybrid", {"untie": True, "store": "ocdbt"}),
+    "unequal-tied": ("micro-hybrid", {"store": "zarr2"}),
+    "sharded-untied": ("micro-hybrid-sharded", {"untie": True}),
+    "prenorm-untied": ("envy-test", {"untie": True}),
+}
+
+# All of them need one expensive process; with xdist they stay together on one worker. On a busy machine a load takes
+# minutes: the limit is for a process that hangs, and each case loads for itself.
+pytestmark = [pytest.mark.maxtext, pytest.mark.xdist_group("maxtext"), pytest.mark.timeout(1800)]
+
+
+class MaxTextLogits:
+    """A process with the real MaxText, which computes the logits of one case at a time, when they are asked for."""
+
+    def __init__(self, python: str, folder: Path, converted: Callable[..., Path]):
+        self.folder = folder
+        self.converted = converted
+        self.known: dict[str, Mapping[str, np.ndarray]] = {}
+        self.log = (folder / "log").open("w+")
+        # -P: nothing of the project's directory can be imported.
+        self.process = subprocess.Popen(
+            [python, "-P", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
+
+    def __getitem__(self, case: str) -> Mapping[str, np.ndarray]:
+        """The logits of a case after each of MaxText's two loaders."""
+        if case not in self.known:
+            name, options = CASES[case]
+            ids, out = self.folder / f"{case}.npy", self.folder / f"{case}.npz"
+            np.save(ids, axlearn(name, "input_ids").astype(np.int32))
+            self._ask([str(self.converted(name, **options)), str(ids), str(out)])
+            with np.load(out) as file:
+                self.known[case] = {loader: file[loader] for loader in LOADERS}
+        return self.known[case]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.communicate()
+        self.log.close()
+
+    def _ask(self, request: list[str]) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        # MaxText writes on stdout too.
+        for line in self.process.stdout:
+            if line.strip() == "logits written":
+                return
+        self.log.seek(0)
+        pytest.fail(f"the process with MaxText ended: {self.log.read()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def logits(
+    maxtext_python: str, converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MaxTextLogits]:
+    """What MaxText computes; started once, loads a case when a test asks for it."""
+    process = MaxTextLogits(maxtext_python, tmp_path_factory.mktemp("logits"), converted)
+    yield process
+    process.close()
+
+
+def axlearn(name: str, what: str = "logits") -> np.ndarray:
+    """AXLearn's own logits, or what it computed them from."""
+    with np.load(AXLEARN / name / "logits.npz") as file:
+        return file[what]
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    return float(np.abs(found - expected).max())
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("case", ["pairs-untied", "sharded-untied"])
+def test_exact_where_the_pairs_are_equal(case: str, loader: str, logits: MaxTextLogits) -> None:
+    expected = axlearn(CASES[case][0])
+    assert expected.std() > 0.5
+    assert difference(logits[case][loader], expected) < 1e-5
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_tied_logits_are_rounded(loader: str, logits: MaxTextLogits) -> None:
+    found = difference(logits["pairs-tied"][loader], axlearn("micro-hybrid-qkpair"))
+    assert 1e-5 < found < 2e-2
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_what_we_say_about_unequal_pairs_is_true(kind: str, loader: str, logits: MaxTextLogits) -> None:
+    # Stock MaxText is not exact here, by exactly as much as was measured when MaxText ran its own checkpoint.
+    measured = json.loads((MAXTEXT / "micro-hybrid" / "meta.json").read_text())["compare_to_axlearn"]
+    stock = measured[f"scanned/{kind}/stock"]["maxabs"]
+    found = difference(logits[f"unequal-{kind}"][loader], axlearn("micro-hybrid"))
+    assert found == pytest.approx(stock, rel=0.01)
+    with np.load(MAXTEXT / "micro-hybrid" / "logits.npz") as file:
+        assert difference(logits[f"unequal-{kind}"][loader], file[f"maxtext_stock_{kind}"]) < 1e-4
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_prenorm_with_unequal_pairs(loader: str, logits: MaxTextLogits) -> None:
+    with np.load(MAXTEXT / "envy-test" / "logits.npz") as file:
+        assert difference(logits["prenorm-untied"][loader], file["maxtext_stock_untied"]) < 1e-4

@@ -1,0 +1,173 @@
+"""The printed command, by what a shell, MaxText's configuration and MaxText's trainer make of it."""
+
+import json
+import math
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.checkpoints.command import cli_value, train_command
+from converter.conversion.run import Request, convert
+from converter.planning.options import Options
+from converter.work import Silent
+from tests.conftest import AXLEARN, Cli
+from tests.helpers import environments
+from tests.helpers.axlearn_checkpoint import SMALL, envy_tensors, write_checkpoint
+
+PLACES = [
+    "/data/out", "/data/run #2", "/data/a: b", "/data/it's", '/data/"x"', "/data/ü 名", "/data/*&!|>%@`",
+    "/data/$HOME", "/data/${x}", "/data/\\${x}", "/data/\\\\${oc.env:HOME}", "/data/${", "/data/a,b [c] {d}",
+    "/data/~", "/data/null", "/data/a=b", "/data/back\\slash", "/data/tab\there", "/data/new\nline", "/1e3", "/data/$",
+    "/data/a ", "/data/?#", "/data/\x85\u2028",
+]  # fmt: skip
+"""Absolute paths with what YAML, OmegaConf or a shell could take for something else."""
+
+
+def words(command: str) -> list[str]:
+    """The command's words as a POSIX shell gives them to the program."""
+    script = command.replace("python3 ", "printf '%s\\0' ", 1)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_command_can_be_pasted(place: str) -> None:
+    found = words(train_command(place))
+    assert found == [
+        "-m", "maxtext.trainers.pre_train.train", f"{place}/maxtext.yml",
+        f"load_parameters_path={cli_value(f'{place}/0/items')}", "run_name=RUN", "base_output_directory=OUTPUT",
+        "dataset_type=DATASET_TYPE", "dataset_path=DATA", "tokenizer_path=TOKENIZER", "tokenizer_type=TOKENIZER_TYPE",
+    ]  # fmt: skip
+    patched = words(train_command(place, patched=True))
+    assert patched == ["-m", "converter.maxtext_patch", *found[1:]]
+
+
+def test_a_plain_path_stays_readable() -> None:
+    assert "load_parameters_path=/data/envy-1.0/out_2/0/items \\\n" in train_command("/data/envy-1.0/out_2")
+
+
+@given(text=st.text(st.characters(codec="utf-8"), max_size=30).map("/".__add__))
+def test_values_are_yaml_texts(text: str) -> None:
+    # The escapes of OmegaConf come on top where there is a ${.
+    assert yaml.safe_load(cli_value(text)) == re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+READ = """
+import json, sys
+from maxtext.configs import pyconfig
+for yml, argument in json.load(sys.stdin):
+    machine = {"skip_jax_distributed_system": True, "enable_checkpointing": False}
+    config = pyconfig.initialize(["train", yml, *argument], **machine)
+    print("FOUND", json.dumps([config.load_parameters_path, config.vocab_size, config.tokenizer_type]))
+"""
+
+
+@pytest.mark.maxtext
+@pytest.mark.xdist_group("maxtext")
+def test_maxtext_reads_the_values_back(maxtext_python: str, converted: Callable[..., Path], tmp_path: Path) -> None:
+    out = converted("micro-hybrid-qkpair", untie=True)
+    arguments = [
+        [argument for argument in words(train_command(place)) if argument.startswith("load_parameters_path=")]
+        for place in PLACES
+    ]
+    requests = [[str(out / "maxtext.yml"), argument] for argument in arguments]
+    done = subprocess.run(
+        [maxtext_python, "-P", "-c", READ], input=json.dumps(requests), capture_output=True, text=True, cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert found == [[f"{place}/0/items", 64, "huggingface"] for place in PLACES]
+
+
+@pytest.mark.parametrize(("name", "options", "exact"), [
+    ("micro-hybrid-qkpair", (), True), ("micro-hybrid", (), False), ("micro-hybrid", ("--qk-norm", "fit"), True),
+])  # fmt: skip
+def test_the_exact_way_comes_first(name: str, options: tuple[str, ...], exact: bool, cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = cli("convert", AXLEARN / name, out, "--untie", "-q", *options)
+    assert done.code == 0, done.err
+    stock, patched = train_command(str(out)), train_command(str(out), patched=True)
+    if exact:  # fitted scales are not for the patch
+        assert stock in done.out
+        assert "maxtext_patch maxtext.trainers" not in done.out
+    else:
+        assert 0 < done.out.index(patched) < done.out.index(stock)
+        assert done.out.index("To go on in MaxText exactly") < done.out.index("In stock MaxText, which is not exact")
+    document = cli("convert", AXLEARN / name, out, "--untie", "--overwrite", "--json", *options).document
+    assert (document["command"], document["stock_command"]) == (stock if exact else patched, stock)
+
+
+MACHINE = (
+    "skip_jax_distributed_system=True", "hardware=cpu", "enable_checkpointing=False", "steps=2", "dtype=float32",
+    "per_device_batch_size=1", "max_target_length=16", "megablox=False", "sparse_matmul=False",
+)  # fmt: skip
+"""What this machine needs, beside the printed command, to train at all."""
+
+STEP = re.compile(r"completed step: (\d+).*lm_loss: ([\d.]+)")
+
+
+def train(python: str, command: str, place: Path, *changes: str) -> subprocess.CompletedProcess[str]:
+    """Runs a printed command in the MaxText environment; later arguments take the place of earlier ones."""
+    keys = {change.partition("=")[0] for change in changes}
+    kept = [word for word in shlex.split(command.replace("\\\n", "")) if word.partition("=")[0] not in keys]
+    return subprocess.run(
+        [python, *kept[1:], *MACHINE, *changes], capture_output=True, text=True, cwd=place, check=False, timeout=280,
+        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(place),
+             "PYTHONPATH": str(environments.ROOT), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A conversion in a difficult place whose logits are all zero, and its commands: stock, and for the patch."""
+    folder = tmp_path_factory.mktemp("train")
+    tensors = envy_tensors(SMALL)
+    tensors["model/decoder/output_norm/scale"] = np.zeros_like(tensors["model/decoder/output_norm/scale"])
+    source = write_checkpoint(folder / "step_00000100", tensors)
+    result = convert(Request(str(source), str(folder / "run #2 ${x}"), Options(untie=True)), Silent())
+    return folder, result.stock_command, result.command
+
+
+@pytest.mark.maxtext
+@pytest.mark.xdist_group("maxtext")
+@pytest.mark.parametrize(
+    ("patched", "changes", "expected"),
+    [
+        (False, (), "dataset_type.*'DATASET_TYPE'.*tokenizer_type.*'TOKENIZER_TYPE'"),
+        (True, ("dataset_type=synthetic",), "applies Envy's q/k norms after RoPE.*tokenizer_type.*'TOKENIZER_TYPE'"),
+        (False, ("dataset_type=hf", "tokenizer_type=huggingface"), "hf_path can't be empty"),
+    ],
+)
+def test_it_does_not_train_while_a_placeholder_is_left(
+    patched: bool, changes: tuple[str, ...], expected: str, maxtext_python: str, silent: tuple[Path, str, str]
+) -> None:
+    folder, stock, exact = silent
+    done = train(maxtext_python, exact if patched else stock, folder, *changes)
+    assert done.returncode != 0
+    assert not STEP.search(done.stdout + done.stderr)
+    assert re.search(expected, done.stderr, re.DOTALL), done.stderr[-2000:]
+
+
+@pytest.mark.maxtext
+@pytest.mark.xdist_group("maxtext")
+def test_filled_in_it_starts_from_the_converted_weights(maxtext_python: str, silent: tuple[Path, str, str]) -> None:
+    trains = subprocess.run([maxtext_python, "-c", "import ml_collections"], capture_output=True, check=False)
+    if trains.returncode and not environments.in_ci():
+        pytest.skip("the linked .venv-maxtext has no ml-collections, which training needs")
+    folder, stock, _ = silent
+    filled = "dataset_type=synthetic", "tokenizer_path=unused", "tokenizer_type=huggingface"
+    done = train(maxtext_python, stock, folder, *filled)
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = STEP.findall(done.stdout + done.stderr)
+    assert [number for number, _ in steps] == ["0", "1"]
+    # Logits of zero are a guess among all tokens alike, which no fresh model makes.
+    assert float(steps[0][1]) == pytest.approx(math.log(SMALL["vocab"]), abs=6e-4)
