@@ -69,7 +69,7 @@ def test_an_empty_directory_is_filled(store: str, tmp_path: Path, cli: Cli) -> N
 
 KILL = """
 import os, sys
-from converter import publishing
+from converter.conversion import publishing
 rename, count = os.rename, iter(range(100))
 def limited(source, target):
     if target.startswith(sys.argv[-1] + os.sep) and "ax2mt-probe" not in target and next(count) == {moment}:
