@@ -10,7 +10,6 @@ from converter.checkpoints.kind import AXLEARN, check_alone, check_order, check_
 from converter.checkpoints.maxtext import (
     CUSTOM_METADATA,
     Target,
-    TargetArray,
     has_items,
     is_maxtext_checkpoint,
     open_target,
@@ -46,7 +45,6 @@ __all__ = [
     "Origin",
     "StagedLeaf",
     "Target",
-    "TargetArray",
     "check_alone",
     "check_order",
     "check_pair",

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from converter.arrays import MAX_DIMENSIONS, ArraySpec, read_array, unknown_dtype
+from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
 
@@ -134,13 +134,13 @@ def read_checkpoint(directory: str) -> Checkpoint:
     return Checkpoint(directory, step, tensors, tuple(other for other in others if other != "step"))
 
 
-def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, ArraySpec]:
+def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, Array]:
     """Reads the array metadata of tensors and holds it against the index.
 
     Raises:
       SourceError: metadata is missing or damaged, or the index says another shape or dtype. All findings are listed.
     """
-    arrays: dict[str, ArraySpec] = {}
+    arrays: dict[str, Array] = {}
     problems: list[str] = []
     for path in paths:
         entry = checkpoint.tensors[path]

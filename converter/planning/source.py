@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.arrays import ArraySpec, audit_chunks
+from converter.arrays import Array, audit_chunks
 from converter.checkpoints import Checkpoint, Target, check_source, open_step, read_arrays
 from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
@@ -26,7 +26,7 @@ class Source:
     checkpoint: Checkpoint
     shown: str
     match: Match
-    arrays: Mapping[str, ArraySpec]
+    arrays: Mapping[str, Array]
     stored_bytes: Mapping[str, int]
 
     @property
@@ -89,7 +89,7 @@ def _check_entries(checkpoint: Checkpoint, tables: Sequence[MappingTable]) -> No
         raise SourceError(f"{checkpoint.directory}: {len(problems)} index entries cannot be read", shorten(problems))
 
 
-def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
+def _check_dtypes(match: Match, arrays: Mapping[str, Array]) -> None:
     """Refuses values that are not weights as they stand.
 
     Raises:
@@ -110,7 +110,7 @@ def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
         )
 
 
-def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
+def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int]:
     stored: dict[str, int] = {}
     findings: list[str] = []
     for name, array in arrays.items():
