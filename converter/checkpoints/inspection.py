@@ -152,12 +152,8 @@ def _axlearn_step(path: str, place: str) -> Inspection:
             elements += _product(entry.shape or ())
         if number >= MAX_ARRAYS:
             continue
-        if entry.problem:
-            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), entry.problem))
-            result.missing.append(entry.problem)
-            continue
         try:
-            array = read_array(name, checkpoint.array_directory(name))
+            array = checkpoint.read_array(name)
             result.leaves.append(LeafInfo(name, array.dtype, array.shape, array.chunks))
         except Ax2mtError as error:
             result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), error.message))

@@ -116,6 +116,11 @@ def has_items(path: str) -> bool:
         return False
 
 
+def holds_items(path: str) -> bool:
+    """The same, or a training run of MaxText, which keeps its steps in checkpoints/."""
+    return has_items(path) or has_items(os.path.join(path, "checkpoints"))
+
+
 def open_target(path: str) -> Target:
     """Reads the metadata of the checkpoint that a user names; see `find_items` for the paths that are understood.
 
