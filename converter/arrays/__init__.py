@@ -1,14 +1,15 @@
 """How an array is stored as chunks: metadata, codecs, readers and writers, digests."""
 
-from converter.arrays.array import ArraySpec, Leaf, chunk_key
+from converter.arrays.array import Array, slices
 from converter.arrays.audit import audit_chunks, file_states
-from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk, slabs, storage_dtype
+from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
 from converter.arrays.digest import chunk_digest, start_chunk
-from converter.arrays.encoding import STORES, Encoding
+from converter.arrays.encoding import STORES, ZSTD, Encoding
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
-from converter.arrays.reader import BlockReader, chunks_in, place, slices
+from converter.arrays.opened import OpenArray, new_context, open_stored_array
+from converter.arrays.reader import ArrayReader, BlockReader
 from converter.arrays.writer import ChunkWriter, LeafStore
-from converter.arrays.zarr import MAX_DIMENSIONS, open_spec, read_array, unknown_dtype
+from converter.arrays.zarr import MAX_DIMENSIONS, read_array, unknown_dtype
 from converter.arrays.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 __all__ = [
@@ -19,29 +20,27 @@ __all__ = [
     "MAX_HEADER",
     "NODES",
     "STORES",
-    "ArraySpec",
+    "ZSTD",
+    "Array",
+    "ArrayReader",
     "BlockReader",
     "ChunkWriter",
     "Encoding",
     "FrameCheck",
-    "Leaf",
     "LeafStore",
+    "OpenArray",
     "audit_chunks",
     "can_decode",
     "check_chunk",
     "chunk_digest",
-    "chunk_key",
-    "chunks_in",
     "encode_chunk",
     "file_states",
     "frame_header",
-    "open_spec",
-    "place",
+    "new_context",
+    "open_stored_array",
     "read_array",
-    "slabs",
     "slices",
     "start_chunk",
-    "storage_dtype",
     "unknown_dtype",
     "write_index",
 ]

@@ -1,38 +1,40 @@
 import itertools
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from converter.arrays.encoding import Encoding
-from converter.dtypes import ITEM_SIZES
+from converter.axes import Box
+from converter.dtypes import item_size
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """One array of a checkpoint.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """One array of a checkpoint: one that is read, one that is planned, or one that is read back.
 
     Attributes:
-      path: the tensor's path in the checkpoint.
-      directory: where its files are.
+      path: the tensor's path in the checkpoint, "/"-joined.
       dtype: numpy's name of the element type.
       shape: elements along each dimension.
       chunks: elements of a chunk along each dimension; edge chunks are stored padded to this size.
-      compressor: the compressor's JSON, or None for raw bytes.
-      order: "C" or "F", the element order inside a chunk.
+      encoding: how its chunks are stored.
+      directory: where its chunks are, or the OCDBT database that they are in; empty for a planned leaf.
+      database_key: its key inside that database; None for a directory of its own.
     """
 
     path: str
-    directory: str
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    compressor: Mapping[str, Any] | None
-    order: str
+    encoding: Encoding
+    directory: str = ""
+    database_key: str | None = None
 
     @property
     def item_size(self) -> int:
-        return ITEM_SIZES[self.dtype]
+        return item_size(self.dtype)
 
     @property
     def elements(self) -> int:
@@ -43,19 +45,61 @@ class ArraySpec:
         return self.elements * self.item_size
 
     @property
+    def compressor(self) -> Mapping[str, Any] | None:
+        return self.encoding.compressor
+
+    @property
     def chunk_bytes(self) -> int:
         """Decoded bytes of one chunk."""
         return math.prod(self.chunks) * self.item_size
+
+    @property
+    def read_chunks(self) -> tuple[int, ...]:
+        """Shape of the smallest part that can be decoded by itself."""
+        return self.encoding.inner_chunks or self.chunks
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Chunks along each dimension."""
         return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
 
+    @property
+    def whole(self) -> Box:
+        """All of it, as a box."""
+        return tuple((0, length) for length in self.shape)
+
+    def chunk_key(self, index: tuple[int, ...]) -> str:
+        """Name of a chunk by its place in the grid."""
+        return self.encoding.chunk_key(index)
+
+    def chunk_file(self, index: tuple[int, ...]) -> str:
+        """Path of a chunk's file; only for chunks that are files of their own."""
+        return os.path.join(self.directory, self.chunk_key(index))
+
+    def chunk_label(self, index: tuple[int, ...]) -> str:
+        """A chunk in messages."""
+        return f"{self.path}: chunk {self.chunk_key(index)}"
+
+    def chunk_box(self, index: tuple[int, ...]) -> Box:
+        """Where a chunk lies, without an edge chunk's padding."""
+        places = zip(index, self.chunks, self.shape, strict=True)
+        return tuple((number * chunk, min((number + 1) * chunk, length)) for number, chunk, length in places)
+
     def clipped_bytes(self, index: tuple[int, ...]) -> int:
         """Decoded bytes of a chunk without an edge chunk's padding."""
-        lengths = (min(c, n - i * c) for i, c, n in zip(index, self.chunks, self.shape, strict=True))
-        return math.prod(lengths) * self.item_size
+        return math.prod(high - low for low, high in self.chunk_box(index)) * self.item_size
+
+    def chunks_in(self, box: Box) -> list[tuple[int, ...]]:
+        """Places of the chunks that a box touches."""
+        ranges = (range(low // chunk, -(-high // chunk)) for (low, high), chunk in zip(box, self.chunks, strict=True))
+        return list(itertools.product(*ranges))
+
+    def cover(self, box: Box) -> Box:
+        """The whole chunks that a box lies in, cut off at the array's end."""
+        places = zip(box, self.chunks, self.shape, strict=True)
+        return tuple(
+            (low // chunk * chunk, min(-(-high // chunk) * chunk, length)) for (low, high), chunk, length in places
+        )
 
     def chunk_indices(self) -> Iterator[tuple[int, ...]]:
         """Places of all chunks in the grid, one by one however many there are."""
@@ -75,40 +119,6 @@ def _count(stop: int) -> Iterator[int]:
     return itertools.takewhile(lambda number: number < stop, itertools.count())
 
 
-def chunk_key(index: tuple[int, ...]) -> str:
-    """Name of a chunk's file; a scalar's only chunk is called 0."""
-    return ".".join(map(str, index)) or "0"
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One target array.
-
-    Attributes:
-      path: its place in MaxText's tree, "/"-joined.
-      dtype: numpy's name.
-      shape: elements along each dimension.
-      chunks: elements of a chunk along each dimension.
-      item_size: bytes of an element.
-      encoding: how its chunks are stored.
-    """
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    item_size: int
-    encoding: Encoding
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.elements * self.item_size
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Chunks along each dimension."""
-        return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+def slices(box: Box) -> tuple[slice, ...]:
+    """A box as an index."""
+    return tuple(slice(low, high) for low, high in box)

@@ -5,7 +5,7 @@ import re
 import stat
 from dataclasses import dataclass
 
-from converter.arrays.array import ArraySpec, chunk_key
+from converter.arrays.array import Array
 from converter.storage import is_litter
 
 MAX_FINDINGS = 20
@@ -28,7 +28,7 @@ class Audit:
     stored_bytes: int
 
 
-def audit_chunks(array: ArraySpec) -> Audit:
+def audit_chunks(array: Array) -> Audit:
     """Holds an array's files against its chunk grid, without reading them."""
     findings = _Findings(array.path)
     stored = 0
@@ -52,7 +52,7 @@ def audit_chunks(array: ArraySpec) -> Audit:
     missing = math.prod(array.grid) - len(present)
     if missing:
         names = itertools.islice(
-            (key for key in map(chunk_key, array.chunk_indices()) if key not in present), MAX_FINDINGS
+            (key for key in map(array.chunk_key, array.chunk_indices()) if key not in present), MAX_FINDINGS
         )
         for name in names:
             findings.add(f"chunk {name}: missing")
@@ -60,7 +60,7 @@ def audit_chunks(array: ArraySpec) -> Audit:
     return Audit(tuple(findings.lines()), stored)
 
 
-def file_states(array: ArraySpec) -> list[tuple[str, int, int]]:
+def file_states(array: Array) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each of an array's files: what shows that a source is not the same any more.
 
     Litter comes and goes without that.
@@ -100,7 +100,7 @@ def _in_grid(name: str, grid: tuple[int, ...]) -> bool:
     )
 
 
-def _look_at_file(entry: "os.DirEntry[str]", largest: int, array: ArraySpec) -> tuple[int, str]:
+def _look_at_file(entry: "os.DirEntry[str]", largest: int, array: Array) -> tuple[int, str]:
     """Size of a chunk file, and what is wrong with it."""
     try:
         status = entry.stat()
@@ -122,6 +122,6 @@ def _look_at_file(entry: "os.DirEntry[str]", largest: int, array: ArraySpec) -> 
     return size, ""
 
 
-def _largest_file(array: ArraySpec) -> int:
+def _largest_file(array: Array) -> int:
     """No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %)."""
     return array.chunk_bytes + array.chunk_bytes // 64 + 1024

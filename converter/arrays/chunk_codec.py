@@ -2,21 +2,23 @@
 
 TensorStore would do, at twice the CPU time and three times the memory (BENCHMARKS.md): here a chunk is decoded slab by
 slab, and encoded piece by piece into the memory that its file is written from. Chunks that are compressed with
-something else than zstd are left to TensorStore (see `block_reader`).
+something else than zstd are left to TensorStore (see `reader`).
 """
 
 import functools
 import itertools
-import os
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import zstandard
 
-from converter.arrays.array import ArraySpec, chunk_key
+from converter.arrays.array import Array
+from converter.arrays.encoding import ZSTD
 from converter.arrays.zstd_frame import FrameCheck
+from converter.dtypes import storage_dtype
 from converter.errors import SourceError
 
 READ_SIZE = 256 << 10
@@ -30,21 +32,20 @@ MAX_WINDOW = 1 << 27
 """zstd's window for the levels that AXLearn uses is at most 8 MiB; a frame that asks for more than this is refused."""
 
 
-def can_decode(array: ArraySpec) -> bool:
+SKIPPED_SIZE = 1 << 20
+"""Decoded bytes that are passed over at once."""
+
+
+def can_decode(array: Array) -> bool:
     """Whether chunks of this array can be decoded here, also piece by piece."""
-    return array.order == "C" and (array.compressor is None or array.compressor.get("id") == "zstd")
+    encoding = array.encoding
+    if array.database_key is not None or encoding.foreign or encoding.inner_chunks:
+        return False
+    is_plain = not encoding.is_transposed and not encoding.crc32c
+    return is_plain and (encoding.compressor is None or encoding.compressor.get("id") == ZSTD)
 
 
-def storage_dtype(name: str) -> np.dtype[Any]:
-    """numpy's dtype for a dtype name; the ones numpy lacks come from ml_dtypes."""
-    if name in ("bfloat16", "int4") or name.startswith("float8"):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
-
-
-def decode_chunk(array: ArraySpec, index: tuple[int, ...], out: np.ndarray | None = None) -> np.ndarray:
+def decode_chunk(array: Array, index: tuple[int, ...], out: np.ndarray | None = None) -> np.ndarray:
     """Decodes a whole chunk.
 
     Args:
@@ -60,7 +61,7 @@ def decode_chunk(array: ArraySpec, index: tuple[int, ...], out: np.ndarray | Non
 
 
 def slabs(
-    array: ArraySpec, index: tuple[int, ...], slab: tuple[int, ...], out: np.ndarray | None = None
+    array: Array, index: tuple[int, ...], slab: tuple[int, ...], out: np.ndarray | None = None
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """Decodes a chunk once, from front to back, as slabs along its slowest axes.
 
@@ -80,7 +81,7 @@ def slabs(
     Raises:
       SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
     """
-    where = f"{array.path}: chunk {chunk_key(index)}"
+    where = array.chunk_label(index)
     dtype = storage_dtype(array.dtype)
     with _open_stream(array, index, where) as stream:
         steps = (range(0, length, step) for length, step in zip(array.chunks, slab, strict=True))
@@ -90,13 +91,45 @@ def slabs(
             yield offset, values
 
 
-def check_chunk(array: ArraySpec, index: tuple[int, ...]) -> None:
+def decode_part(array: Array, index: tuple[int, ...], inside: Sequence[Sequence[int]]) -> np.ndarray:
+    """Decodes a part of a chunk from its front to the last wanted element; what follows is not looked at.
+
+    Args:
+      array: the array.
+      index: the chunk's place in the grid.
+      inside: the wanted positions inside the chunk along each dimension, ascending.
+
+    Raises:
+      SourceError: the chunk cannot be read, is damaged, or ends before the last wanted element.
+    """
+    cut = next((dim for dim in reversed(range(len(inside))) if len(inside[dim]) != array.chunks[dim]), 0)
+    is_run = len(inside[cut]) == inside[cut][-1] - inside[cut][0] + 1
+    depth = cut if is_run else cut + 1
+    values = np.empty([len(span) for span in inside], storage_dtype(array.dtype))
+    runs = values.reshape(math.prod(values.shape[:depth]), -1)
+    strides = [math.prod(array.chunks[dim + 1 :]) * array.item_size for dim in range(len(inside))]
+    first = inside[depth][0] * strides[depth] if depth < len(inside) else 0
+    where = array.chunk_label(index)
+    scratch, at = np.empty(SKIPPED_SIZE, np.uint8), 0
+    with _open_stream(array, index, where, to_end=False) as stream:
+        for run, place in zip(runs, itertools.product(*inside[:depth]), strict=True):
+            start = first + sum(position * stride for position, stride in zip(place, strides[:depth], strict=True))
+            while at < start:
+                skipped = scratch[: start - at]
+                _fill(stream, skipped, where)
+                at += len(skipped)
+            _fill(stream, run, where)
+            at += run.nbytes
+    return values
+
+
+def check_chunk(array: Array, index: tuple[int, ...]) -> None:
     """Decodes a chunk in little memory, only to see that it can be decoded.
 
     Raises:
       SourceError: the chunk cannot be read, is damaged, or is shorter or longer than its shape says.
     """
-    where = f"{array.path}: chunk {chunk_key(index)}"
+    where = array.chunk_label(index)
     scratch = np.empty(FEED_SIZE, np.uint8)
     with _open_stream(array, index, where) as stream:
         rest = array.chunk_bytes
@@ -135,24 +168,24 @@ def _take_raw(rest: list[memoryview], room: memoryview) -> int:
 
 
 @contextmanager
-def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterator[Any]:
+def _open_stream(array: Array, index: tuple[int, ...], where: str, *, to_end: bool = True) -> Iterator[Any]:
     """The decoded bytes of a chunk as a stream; faults of reading and decoding become errors that name the chunk.
 
-    The block must read all of them: behind it the file has to end.
+    Where it is read to its end, the block must read all bytes: behind them the file has to end.
     """
-    file = os.path.join(array.directory, chunk_key(index))
+    file = array.chunk_file(index)
     try:
         with open(file, "rb", buffering=0) as raw:
-            if array.compressor is None:
-                yield raw
-                _expect_end(raw, array, where)
-                return
             watched: Any = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
-            decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-            stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
+            stream: Any = raw
+            if array.compressor is not None:
+                decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+                stream = decompressor.stream_reader(watched, read_size=READ_SIZE, read_across_frames=True)
             yield stream
-            _expect_end(stream, array, where)
-            watched.finish()
+            if to_end:
+                _expect_end(stream, array, where)
+            if to_end and stream is not raw:
+                watched.finish()
     except OSError as error:
         raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
     except zstandard.ZstdError as error:
@@ -181,7 +214,7 @@ class _WatchedFile:
         self.check.finish()
 
 
-def _expect_end(stream: Any, array: ArraySpec, where: str) -> None:
+def _expect_end(stream: Any, array: Array, where: str) -> None:
     if stream.read(1):
         raise SourceError(f"{where}: holds more than its {array.chunk_bytes} bytes")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from crc32c import crc32c
 
-from converter.arrays.array import Leaf
+from converter.arrays.array import Array
 from converter.arrays.digest import start_chunk
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
+from converter.arrays.zarr import array_metadata
 from converter.errors import DestinationError, SourceError
 from converter.storage import ChunkFile, open_chunk_file, write_error
 
@@ -30,7 +31,7 @@ ROOT = os.path.join(NODES, "root")
 class LeafStore:
     """The place of one leaf; safe to use from several threads."""
 
-    def __init__(self, leaf: Leaf, directory: str, *, database_key: str | None):
+    def __init__(self, leaf: Array, directory: str, *, database_key: str | None):
         """Creates the leaf's directory and metadata, or takes over what an earlier run left.
 
         Args:
@@ -46,12 +47,11 @@ class LeafStore:
         self.digests: dict[tuple[int, ...], int] = {}
         self._database_key = database_key
         self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
-        metadata = leaf.encoding.metadata(leaf.shape, leaf.chunks, leaf.dtype)
         path = self._metadata_path()
         try:
             os.makedirs(self._chunk_directory, exist_ok=True)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            _write_small(path, json.dumps(metadata, separators=(",", ":")).encode())
+            _write_small(path, json.dumps(array_metadata(leaf), separators=(",", ":")).encode())
         except OSError as error:
             raise write_error(path, error) from None
 

@@ -1,8 +1,8 @@
-"""zarr v2 arrays on a file system, as AXLearn writes them: metadata, the audit of chunk files, and how to open one.
+"""zarr metadata, versions 2 and 3: what we read of it, and what we write.
 
 TensorStore reads a missing chunk as zeros without a word, and a directory or a dangling link in a chunk's place just
-so. So the files are held against the chunk grid before any work, and arrays are opened with
-`fill_missing_data_reads: false`.
+so. So the files are held against the chunk grid before any work (see `audit`), and arrays are opened with
+`fill_missing_data_reads: false` (see `opened`).
 """
 
 import json
@@ -12,8 +12,9 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
-from converter.arrays.array import ArraySpec
-from converter.dtypes import ITEM_SIZES
+from converter.arrays.array import Array
+from converter.arrays.encoding import FLAT_KEYS, NESTED_KEYS, ZSTD, ChunkKeys, Encoding
+from converter.dtypes import ITEM_SIZES, NAMES_OF_ZARR2, ZARR2_NAMES
 from converter.errors import SourceError
 
 MAX_METADATA_BYTES = 1 << 20
@@ -24,24 +25,23 @@ LEVELS: Mapping[str, tuple[int, int]] = {
 """The compressors that can be decoded, each with its lowest and highest level; zlib's own default is -1."""
 
 
-_ZARR_DTYPES = {
-    "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16", "<i4": "int32", "<u4": "uint32",
-    "<i8": "int64", "<u8": "uint64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64",
-}  # fmt: skip
-
-
 def unknown_dtype(value: object) -> str:
     """What is wrong with the name of a dtype that cannot be converted."""
     return f"unknown dtype {_text(value)}; expected one of {', '.join(ITEM_SIZES)}"
 
 
-def read_array(path: str, directory: str) -> ArraySpec:
-    """Reads the `.zarray` of a tensor.
+def read_array(path: str, directory: str, zarr_format: int = 2) -> Array:
+    """Reads the metadata of an array that is a directory of its own.
+
+    Args:
+      path: the tensor's path.
+      directory: where the array is.
+      zarr_format: 2 for what AXLearn writes; 3 is taken as far as shape, chunks and dtype go.
 
     Raises:
-      SourceError: it is missing, damaged, or describes something that AXLearn does not write.
+      SourceError: it is missing, damaged, or in version 2 describes something that AXLearn does not write.
     """
-    file = os.path.join(directory, ".zarray")
+    file = os.path.join(directory, ".zarray" if zarr_format == 2 else "zarr.json")
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
             raise SourceError(f"{path}: {file} is no regular file")
@@ -59,36 +59,118 @@ def read_array(path: str, directory: str) -> ArraySpec:
         raise SourceError(f"{path}: {file} is no valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise SourceError(f"{path}: {file}: expected a JSON object")
-    return _array(path, directory, content)
+    if zarr_format == 2:
+        return _array(path, directory, content)
+    try:
+        return parse_array(content, path=path, dtype=str(content["data_type"]), directory=directory)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise SourceError(f"{path}: {file}: no metadata of a zarr v3 array") from None
 
 
-def open_spec(array: ArraySpec) -> dict[str, Any]:
-    """TensorStore's specification to read an array; a missing chunk raises.
+def parse_array(
+    metadata: Mapping[str, Any], *, path: str, dtype: str, directory: str, database_key: str | None = None
+) -> Array:
+    """The array that a metadata document of either version describes.
 
-    TensorStore does not read the `.zarray` again: it refuses what does not matter here, such as numcodecs' `checksum`
-    of zstd, other settings for the writer of a compressor, or a fill value. All that decoding needs is in the chunks.
+    Codecs that are not known here are left to TensorStore: such an encoding is `foreign`.
+
+    Args:
+      metadata: the document, a valid one.
+      path: the tensor's path.
+      dtype: numpy's name of the element type.
+      directory: where the array is, or the database that it is in.
+      database_key: its key in that database; None for a directory of its own.
+
+    Raises:
+      KeyError, TypeError, ValueError, AttributeError: it is no such document.
     """
-    return {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": array.directory.rstrip("/") + "/"},
-        "metadata": {
+    if "chunks" in metadata:
+        encoding, chunks = _parse_zarr2(metadata), metadata["chunks"]
+    else:
+        encoding, chunks = _parse_zarr3(metadata), metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    return Array(
+        path=path,
+        dtype=dtype,
+        shape=tuple(map(int, metadata["shape"])),
+        chunks=tuple(map(int, chunks)),
+        encoding=encoding,
+        directory=directory,
+        database_key=database_key,
+    )
+
+
+def array_metadata(array: Array) -> dict[str, Any]:
+    """An array's metadata document."""
+    encoding = array.encoding
+    if encoding.zarr_format == 2:
+        return {
             "zarr_format": 2,
             "shape": list(array.shape),
             "chunks": list(array.chunks),
-            "dtype": next((name for name, known in _ZARR_DTYPES.items() if known == array.dtype), array.dtype),
-            "compressor": None if array.compressor is None else {"id": array.compressor["id"]},
-            "order": array.order,
+            "dtype": ZARR2_NAMES[array.dtype],
+            "compressor": encoding.compressor,
             "fill_value": None,
             "filters": None,
-            "dimension_separator": ".",
-        },
-        "assume_metadata": True,
-        "fill_missing_data_reads": False,
-        "recheck_cached_data": False,
+            "order": "F" if encoding.is_transposed else "C",
+            "dimension_separator": encoding.keys.separator,
+        }
+    prefix, separator = encoding.keys
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(array.shape),
+        "data_type": array.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.chunks)}},
+        "chunk_key_encoding": {"name": "default" if prefix else "v2", "configuration": {"separator": separator}},
+        "fill_value": {"bool": False, "complex64": [0, 0]}.get(array.dtype, 0),
+        "codecs": _codecs(encoding),
+        "attributes": {},
     }
 
 
-def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
+def _codecs(encoding: Encoding) -> list[dict[str, Any]]:
+    codecs: list[dict[str, Any]] = []
+    if encoding.is_transposed:
+        codecs.append({"name": "transpose", "configuration": {"order": list(encoding.order)}})
+    codecs.append({"name": "bytes", "configuration": {"endian": "little"}})
+    if encoding.compressor is not None:
+        codecs.append({"name": ZSTD, "configuration": {"level": encoding.level}})
+    if encoding.crc32c:
+        codecs.append({"name": "crc32c"})
+    return codecs
+
+
+def _parse_zarr2(metadata: Mapping[str, Any]) -> Encoding:
+    fortran = metadata.get("order") == "F"
+    return Encoding(
+        zarr_format=2,
+        order=tuple(reversed(range(len(metadata["shape"])))) if fortran else (),
+        compressor=metadata.get("compressor"),
+        keys=ChunkKeys("", metadata.get("dimension_separator", ".")),
+        foreign=bool(metadata.get("filters")),
+    )
+
+
+def _parse_zarr3(metadata: Mapping[str, Any]) -> Encoding:
+    keys = metadata["chunk_key_encoding"]
+    default = NESTED_KEYS if keys["name"] == "default" else FLAT_KEYS
+    codecs = ({"name": codec} if isinstance(codec, str) else codec for codec in metadata["codecs"])
+    names: Mapping[str, Any] = {codec["name"]: codec.get("configuration", {}) for codec in codecs}
+    shard = names.get("sharding_indexed")
+    known = {"transpose", "bytes", ZSTD, "crc32c"}
+    return Encoding(
+        zarr_format=3,
+        order=tuple(names.get("transpose", {}).get("order", ())),
+        compressor={"id": ZSTD, **names[ZSTD]} if ZSTD in names else None,
+        checksum="crc32c" in names,
+        keys=ChunkKeys(default.prefix, keys.get("configuration", {}).get("separator", default.separator)),
+        inner_chunks=() if shard is None else tuple(shard["chunk_shape"]),
+        foreign=not names.keys() <= known or names.get("bytes", {}).get("endian", "little") != "little",
+    )
+
+
+def _array(path: str, directory: str, content: Mapping[str, Any]) -> Array:
+    """The array of a `.zarray` that AXLearn may have written."""
     where = f"{path}: {os.path.join(directory, '.zarray')}"
     if content.get("zarr_format") != 2:
         raise SourceError(f"{where}: zarr_format is {_text(content.get('zarr_format'))}, expected 2")
@@ -100,7 +182,7 @@ def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
     if len(shape) != len(chunks):
         raise SourceError(f"{where}: {len(shape)} dimensions, but chunks of {len(chunks)}")
     raw = content.get("dtype")
-    dtype = _ZARR_DTYPES.get(raw, raw) if isinstance(raw, str) else None
+    dtype = NAMES_OF_ZARR2.get(raw, raw) if isinstance(raw, str) else None
     if dtype is None or dtype not in ITEM_SIZES:
         raise SourceError(f"{where}: unknown dtype {_text(raw)}")
     if len(shape) > MAX_DIMENSIONS:
@@ -114,7 +196,7 @@ def _array(path: str, directory: str, content: Mapping[str, Any]) -> ArraySpec:
     _check_filters(content, where)
     if content.get("order") not in ("C", "F"):
         raise SourceError(f"{where}: order is {_text(content.get('order'))}, expected 'C' or 'F'")
-    return ArraySpec(path, directory, dtype, tuple(shape), tuple(chunks), compressor, content["order"])
+    return parse_array(content, path=path, dtype=dtype, directory=directory)
 
 
 def _check_compressor(compressor: Any, where: str) -> None:

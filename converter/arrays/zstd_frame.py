@@ -7,18 +7,17 @@ a block is not seen, for AXLearn's frames carry no checksum.
 
 from typing import Any, NamedTuple
 
+import zstandard
+
 from converter.errors import SourceError
 
-MAGIC = 0xFD2FB528
+MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_HEADER = 18
 FRAME_START = 5
-CONTENT_SIZE_BYTES = (0, 2, 4, 8)
-DICTIONARY_BYTES = (0, 1, 2, 4)
 BLOCK_HEADER = 3
 CHECKSUM_BYTES = 4
 RESERVED_BLOCK, RLE_BLOCK = 3, 1
 MAX_BLOCK = 128 << 10
-RESERVED_BIT, DICTIONARY_FLAG = 0x08, 0x03
 
 
 class FrameHeader(NamedTuple):
@@ -83,7 +82,7 @@ class FrameCheck:
     def _take_header(self) -> None:
         """Reads the held header, of the frame or of a block, and finds where the next one stands."""
         if not self._next and self._wanted == FRAME_START:
-            self._wanted = header_bytes(self._held)
+            self._wanted = zstandard.frame_header_size(self._held)
             return
         data, self._held = self._held, b""
         if not self._next:
@@ -100,12 +99,6 @@ class FrameCheck:
             self._next += CHECKSUM_BYTES * self._has_checksum
 
 
-def header_bytes(start: bytes) -> int:
-    """Length of a frame's header, from its first `FRAME_START` bytes; it always has more of them."""
-    single_segment = bool(start[4] & 0x20)
-    return FRAME_START + (not single_segment) + DICTIONARY_BYTES[start[4] & 3] + _size_bytes(start[4])
-
-
 def frame_header(data: bytes, content_size: int, where: str) -> FrameHeader:
     """Reads the header of a frame.
 
@@ -117,22 +110,18 @@ def frame_header(data: bytes, content_size: int, where: str) -> FrameHeader:
     Raises:
       SourceError: this is no zstd frame, or one of another content size.
     """
-    if len(data) < 6 or int.from_bytes(data[:4], "little") != MAGIC:
+    if len(data) <= FRAME_START or data[:4] != MAGIC:
         raise SourceError(f"{where}: no zstd frame; the file starts with {data[:4].hex() or 'nothing'}")
-    descriptor = data[4]
-    if descriptor & (RESERVED_BIT | DICTIONARY_FLAG):
-        # No decoder takes the reserved bit, and there is no dictionary to decode a chunk with.
-        raise SourceError(f"{where}: damaged: no header of a zstd frame without dictionary: {data[:5].hex()}")
-    length, size_bytes = header_bytes(data), _size_bytes(descriptor)
+    length = zstandard.frame_header_size(data)
     if len(data) < length:
         raise SourceError(f"{where}: truncated inside the zstd frame's header")
-    if size_bytes:
-        found = int.from_bytes(data[length - size_bytes : length], "little") + (256 if size_bytes == 2 else 0)
-        if found != content_size:
-            raise SourceError(f"{where}: decodes to {found} bytes, the chunk has {content_size}")
-    return FrameHeader(length, bool(descriptor & 4), bool(size_bytes))
-
-
-def _size_bytes(descriptor: int) -> int:
-    """Bytes of the content size in a frame's header: 0 where it is not given."""
-    return CONTENT_SIZE_BYTES[descriptor >> 6] or int(bool(descriptor & 0x20))
+    try:
+        fields = zstandard.get_frame_parameters(data)
+    except zstandard.ZstdError:
+        fields = None
+    if fields is None or fields.dict_id:  # there is no dictionary to decode a chunk with
+        raise SourceError(f"{where}: damaged: no header of a zstd frame without dictionary: {data[:5].hex()}")
+    has_size = fields.content_size != zstandard.CONTENTSIZE_UNKNOWN
+    if has_size and fields.content_size != content_size:
+        raise SourceError(f"{where}: decodes to {fields.content_size} bytes, the chunk has {content_size}")
+    return FrameHeader(length, fields.has_checksum, has_size)

@@ -139,9 +139,16 @@ def blocks(group: Span, blocking: Blocking) -> Iterator[Span]:
     return _cut(group, blocking.step)
 
 
-def slabs(group: Span, blocking: Blocking) -> Iterator[Span]:
+def slab_spans(group: Span, blocking: Blocking) -> Iterator[Span]:
     """The slabs of a group, in the source's element order."""
     return _cut(group, blocking.step if blocking.slab is None else blocking.slab)
+
+
+def slab_shape(axis_map: AxisMap, blocking: Blocking, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements of a slab of one source chunk, along each dimension of the source."""
+    lengths = blocking.step if blocking.slab is None else blocking.slab
+    steps = {axis.source_dims[0]: lengths[axis.name] for axis in axis_map.free_axes}
+    return tuple(min(steps.get(dim, length), length) for dim, length in enumerate(chunk))
 
 
 def count_blocks(axis_map: AxisMap, step: Mapping[str, int]) -> int:

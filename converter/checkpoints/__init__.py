@@ -1,16 +1,22 @@
 """How arrays form a checkpoint: one module a format, names, commit, receipt."""
 
-from converter.checkpoints.axlearn import Checkpoint, is_committed, read_arrays
-from converter.checkpoints.axlearn_steps import open_step
+from converter.checkpoints.axlearn import Checkpoint, is_committed
 from converter.checkpoints.command import train_command
 from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.committer import Committer
 from converter.checkpoints.inspection import Inspection, inspect
-from converter.checkpoints.kind import AXLEARN, check_alone, check_order, check_pair, check_source, checkpoint_kind
+from converter.checkpoints.kind import (
+    AXLEARN,
+    check_alone,
+    check_order,
+    check_pair,
+    check_source,
+    checkpoint_kind,
+    open_checkpoint,
+)
 from converter.checkpoints.maxtext import (
     CUSTOM_METADATA,
     Target,
-    TargetArray,
     has_items,
     is_maxtext_checkpoint,
     open_target,
@@ -46,7 +52,6 @@ __all__ = [
     "Origin",
     "StagedLeaf",
     "Target",
-    "TargetArray",
     "check_alone",
     "check_order",
     "check_pair",
@@ -62,11 +67,10 @@ __all__ = [
     "is_recorded",
     "leaf_key",
     "metadata_entry",
-    "open_step",
+    "open_checkpoint",
     "open_target",
     "orbax_problems",
     "parse_config",
-    "read_arrays",
     "read_receipt",
     "read_records",
     "recorded_qk_norm",

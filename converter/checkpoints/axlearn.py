@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from converter.arrays import MAX_DIMENSIONS, ArraySpec, read_array, unknown_dtype
+from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
 
@@ -71,6 +71,38 @@ class Checkpoint:
     def array_directory(self, path: str) -> str:
         """Where a tensor's zarr array lives."""
         return os.path.join(self.directory, "gda", path)
+
+    def read_array(self, path: str) -> Array:
+        """Reads the array metadata of a tensor.
+
+        Raises:
+          SourceError: its index entry or its metadata is missing or damaged.
+        """
+        if self.tensors[path].problem:
+            raise SourceError(self.tensors[path].problem)
+        return read_array(path, self.array_directory(path))
+
+    def read_arrays(self, paths: list[str]) -> dict[str, Array]:
+        """Reads the array metadata of tensors and compares it with the index.
+
+        Raises:
+          SourceError: metadata is missing or damaged, or the index says another shape or dtype; lists all findings.
+        """
+        arrays: dict[str, Array] = {}
+        problems: list[str] = []
+        for path in paths:
+            try:
+                array = arrays[path] = self.read_array(path)
+            except SourceError as error:
+                problems.append(error.message)
+                continue
+            entry, found = self.tensors[path], f"{array.dtype}{list(array.shape)}"
+            if entry.shape is not None and (array.shape, array.dtype) != (entry.shape, entry.dtype):
+                problems.append(f"{path}: index says {entry.dtype}{list(entry.shape)}, .zarray says {found}")
+        if problems:
+            tensors = f"{len(problems)} tensor{'s' * (len(problems) > 1)}"
+            raise SourceError(f"{self.directory}: array metadata of {tensors} is wrong", problems)
+        return arrays
 
 
 def is_committed(directory: str) -> bool:
@@ -132,37 +164,6 @@ def read_checkpoint(directory: str) -> Checkpoint:
     for path, problem in _nested(file, tensors):
         tensors[path] = dataclasses.replace(tensors[path], problem=problem)
     return Checkpoint(directory, step, tensors, tuple(other for other in others if other != "step"))
-
-
-def read_arrays(checkpoint: Checkpoint, paths: list[str]) -> dict[str, ArraySpec]:
-    """Reads the array metadata of tensors and holds it against the index.
-
-    Raises:
-      SourceError: metadata is missing or damaged, or the index says another shape or dtype. All findings are listed.
-    """
-    arrays: dict[str, ArraySpec] = {}
-    problems: list[str] = []
-    for path in paths:
-        entry = checkpoint.tensors[path]
-        if entry.problem:
-            problems.append(entry.problem)
-            continue
-        try:
-            array = read_array(path, checkpoint.array_directory(path))
-        except SourceError as error:
-            problems.append(error.message)
-            continue
-        if entry.shape is not None and (array.shape, array.dtype) != (entry.shape, entry.dtype):
-            problems.append(
-                f"{path}: index says {entry.dtype}{list(entry.shape)}, .zarray says {array.dtype}{list(array.shape)}"
-            )
-        arrays[path] = array
-    if problems:
-        count = len(problems)
-        raise SourceError(
-            f"{checkpoint.directory}: array metadata of {count} tensor{'s' * (count > 1)} is wrong", problems
-        )
-    return arrays
 
 
 def _read_index(file: str) -> list[object]:

@@ -94,6 +94,15 @@ def list_steps(path: str) -> dict[int, str]:
     return _look_below(path).steps
 
 
+def holds_steps(path: str) -> bool:
+    """Whether a directory is a step or holds steps, in any state.
+
+    Raises:
+      SourceError: see `list_steps`.
+    """
+    return is_step(path) or bool(list_steps(path))
+
+
 def step_number(directory: str) -> int | None:
     """The step in a step directory's name."""
     return _number(os.path.basename(os.path.realpath(directory)))

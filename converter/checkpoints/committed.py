@@ -40,9 +40,6 @@ def check_committed(work: Commit) -> None:
 
 
 def _leaf_problems(work: Commit, target: Target) -> Iterator[str]:
-    import tensorstore as ts
-
-    context = ts.Context()
     staged = {leaf.path for leaf in work.leaves}
     yield from (f"{path}: a leaf that was not staged" for path in target.keys if path not in staged)
     for leaf in work.leaves:
@@ -50,16 +47,17 @@ def _leaf_problems(work: Commit, target: Target) -> Iterator[str]:
             yield f"{leaf.path}: missing in _METADATA"
             continue
         try:
-            yield from _array_problems(leaf, target, context)
+            yield from _array_problems(leaf, target)
         except VerificationError as error:
             yield error.message
 
 
-def _array_problems(leaf: StagedLeaf, target: Target, context: object) -> Iterator[str]:
-    array = target.open(leaf.path, context)
+def _array_problems(leaf: StagedLeaf, target: Target) -> Iterator[str]:
+    opened = target.open(leaf.path)
+    array = opened.array
     if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
         yield f"{leaf.path}: expected {leaf.dtype}{list(leaf.shape)}, found {array.dtype}{list(array.shape)}"
         return
-    missing = array.missing_chunks()
+    missing = opened.missing_chunks()
     if missing:
         yield f"{leaf.path}: missing chunks: {len(missing)}, the first is {missing[0]}"

@@ -1,6 +1,5 @@
 """Says what a path is. Never fails on what it finds: what cannot be read is reported as such, and work is bounded."""
 
-import json
 import os
 import stat
 from dataclasses import dataclass, field
@@ -153,12 +152,8 @@ def _axlearn_step(path: str, place: str) -> Inspection:
             elements += _product(entry.shape or ())
         if number >= MAX_ARRAYS:
             continue
-        if entry.problem:
-            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), entry.problem))
-            result.missing.append(entry.problem)
-            continue
         try:
-            array = read_array(name, checkpoint.array_directory(name))
+            array = checkpoint.read_array(name)
             result.leaves.append(LeafInfo(name, array.dtype, array.shape, array.chunks))
         except Ax2mtError as error:
             result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), error.message))
@@ -230,34 +225,18 @@ def _half_written(path: str, place: str, names: list[str]) -> Inspection:
 def _target_leaves(target: Target) -> list[LeafInfo]:
     """Array metadata of a MaxText checkpoint: from JSON files, or through TensorStore out of an OCDBT database."""
     leaves: list[LeafInfo] = []
-    context = None
     if target.use_ocdbt and unreadable_name(target.items):
         return []
     for key, path in list(target.leaves.items())[:MAX_ARRAYS]:
         try:
             if target.use_ocdbt:
-                import tensorstore as ts
-
-                context = context or ts.Context()
-                array = target.open(path, context)
-                leaves.append(LeafInfo(path, array.dtype, array.shape, array.chunks))
+                array = target.open(path).array
             else:
-                leaves.append(_file_leaf(target, key, path))
-        except (Ax2mtError, OSError, ValueError, KeyError, TypeError) as error:
-            text = error.message if isinstance(error, Ax2mtError) else f"{path}: array metadata cannot be read"
-            leaves.append(LeafInfo(path, "unknown", (), (), text))
+                array = read_array(path, os.path.join(target.items, key), 3 if target.use_zarr3 else 2)
+            leaves.append(LeafInfo(path, array.dtype, array.shape, array.chunks))
+        except Ax2mtError as error:
+            leaves.append(LeafInfo(path, "unknown", (), (), error.message))
     return leaves
-
-
-def _file_leaf(target: Target, key: str, path: str) -> LeafInfo:
-    directory = os.path.join(target.items, key)
-    if not target.use_zarr3:
-        array = read_array(path, directory)
-        return LeafInfo(path, array.dtype, array.shape, array.chunks)
-    with open(os.path.join(directory, "zarr.json"), "rb") as file:
-        metadata = json.loads(file.read(1 << 20))
-    chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-    return LeafInfo(path, str(metadata["data_type"]), tuple(map(int, metadata["shape"])), tuple(map(int, chunks)))
 
 
 def _names(place: str) -> list[str]:

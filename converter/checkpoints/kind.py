@@ -1,9 +1,15 @@
-"""Tells AXLearn's checkpoints from MaxText's, so that one in the other's place is named and not called absent."""
+"""The formats of checkpoints: which one a path holds, so that each is opened by its module and none is called absent.
+
+A format is one module of this package, and one entry in FORMATS.
+"""
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from converter.checkpoints.axlearn_steps import is_step, list_steps
-from converter.checkpoints.maxtext import has_items
+from converter.checkpoints.axlearn import Checkpoint
+from converter.checkpoints.axlearn_steps import holds_steps, open_step
+from converter.checkpoints.maxtext import holds_items
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import Location
 
@@ -11,15 +17,53 @@ AXLEARN = "AXLearn"
 MAXTEXT = "MaxText"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFormat:
+    """A format that checkpoints are stored in.
+
+    Attributes:
+      side: whose checkpoints are stored so, AXLEARN or MAXTEXT.
+      detect: whether a local path means such a checkpoint, by names alone; raises SourceError where it may not look.
+      open: reads the metadata of the checkpoint that a path means, at a step or the latest one; None for a format that
+        is no source.
+    """
+
+    side: str
+    detect: Callable[[str], bool]
+    open: Callable[[str, int | None], Checkpoint] | None = None
+
+    def holds(self, path: str) -> bool:
+        """Whether a path means such a checkpoint; not where that cannot be told: whoever reads it says why."""
+        try:
+            return self.detect(path)
+        except SourceError:
+            return False
+
+
+FORMATS = (
+    CheckpointFormat(side=AXLEARN, detect=holds_steps, open=open_step),
+    CheckpointFormat(side=MAXTEXT, detect=holds_items),
+)
+
+
 def checkpoint_kind(path: str) -> str:
     """Whose checkpoint a directory is: AXLEARN or MAXTEXT, empty for neither; names alone are looked at."""
-    try:
-        if is_step(path) or list_steps(path):
-            return AXLEARN
-    except SourceError:
-        return ""  # whoever reads it says why it cannot be read
-    # A training run of MaxText keeps its steps in checkpoints/.
-    return MAXTEXT if has_items(path) or has_items(os.path.join(path, "checkpoints")) else ""
+    return next((entry.side for entry in FORMATS if entry.holds(path)), "")
+
+
+def open_checkpoint(path: str, step: int | None) -> Checkpoint:
+    """Opens the source that a path means, in whichever format it is stored.
+
+    Args:
+      path: a step, or a directory above steps; local.
+      step: the wanted step; None for the latest committed one.
+
+    Raises:
+      SourceError: nothing is there that can be read; AXLearn's own format says what was expected.
+    """
+    readers = {entry: entry.open for entry in FORMATS if entry.open is not None}
+    found = next((entry for entry in readers if entry.holds(path)), next(iter(readers)))
+    return readers[found](path, step)
 
 
 def check_source(source: Location) -> None:

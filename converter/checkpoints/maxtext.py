@@ -7,18 +7,17 @@ MaxText 0.2.5.
     <DST>/<step>/{_CHECKPOINT_METADATA, commit_success.txt, items/{_METADATA, commit_success.txt, <arrays>}}
 """
 
-import itertools
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from converter.arrays import OpenArray, new_context, open_stored_array
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME
-from converter.errors import DestinationError, VerificationError, reason
+from converter.errors import Ax2mtError, DestinationError, VerificationError, reason
 from converter.location import check_committable, locate
 from converter.storage import without_litter
 
@@ -61,97 +60,29 @@ class Target:
         """Tree path to key on disk."""
         return {path: key for key, path in self.leaves.items()}
 
-    def kvstore(self, key: str) -> dict[str, Any]:
-        """TensorStore's key-value store of a leaf."""
-        if self.use_ocdbt:
-            return {"driver": "ocdbt", "base": {"driver": "file", "path": self.items + "/"}, "path": key + "/"}
-        return {"driver": "file", "path": os.path.join(self.items, key) + "/"}
+    @cached_property
+    def _context(self) -> Any:
+        return new_context()
 
-    def open(self, path: str, context: Any) -> "TargetArray":
+    def open(self, path: str, error: type[Ax2mtError] = VerificationError) -> OpenArray:
         """Opens a leaf.
 
-        Raises:
-          VerificationError: it is not there, or its metadata is damaged.
-        """
-        import tensorstore as ts
-
-        spec = {
-            "driver": "zarr3" if self.use_zarr3 else "zarr",
-            "kvstore": self.kvstore(self.keys[path]),
-            "fill_missing_data_reads": False,
-            "recheck_cached_data": False,
-            "recheck_cached_metadata": False,
-        }
-        try:
-            store = ts.open(spec, read=True, context=context).result()
-        except ValueError as error:
-            raise VerificationError(f"{path}: cannot be opened: {reason(error)}") from None
-        chunks: Any = store.chunk_layout.write_chunk.shape or store.shape
-        return TargetArray(path, self.keys[path], store, store.dtype.name, tuple(store.shape), tuple(chunks))
-
-
-@dataclass(frozen=True)
-class TargetArray:
-    """An open leaf: name, key on disk, TensorStore, dtype's name, shape and chunk shape in elements."""
-
-    path: str
-    key: str
-    store: Any
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def item_size(self) -> int:
-        return self.store.dtype.numpy_dtype.itemsize
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Chunks along each dimension."""
-        return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
-
-    @cached_property
-    def _key_encoding(self) -> tuple[bool, str]:
-        """Whether keys begin with "c", and what separates their numbers."""
-        metadata = self.store.spec().to_json()["metadata"]
-        if "chunk_key_encoding" not in metadata:
-            return False, metadata.get("dimension_separator", ".")
-        encoding = metadata["chunk_key_encoding"]
-        default = encoding["name"] == "default"
-        return default, encoding.get("configuration", {}).get("separator", "/" if default else ".")
-
-    def chunk_key(self, index: tuple[int, ...]) -> str:
-        """The key of a chunk below the leaf's key-value store."""
-        default, separator = self._key_encoding
-        return separator.join((*(["c"] if default else []), *map(str, index))) or "0"
-
-    def missing_chunks(self) -> list[str]:
-        """Keys of chunks that are not stored.
+        Args:
+          path: the leaf's path in the tree.
+          error: what is raised where it, or later a chunk of it, cannot be read.
 
         Raises:
-          VerificationError: the store cannot be listed.
+          Ax2mtError: it is not there, or its metadata is damaged.
         """
-        try:
-            stored = {name.decode(errors="replace") for name in self.store.kvstore.list().result()}
-        except ValueError as error:
-            raise VerificationError(f"{self.path}: cannot be listed: {reason(error)}") from None
-        keys = map(self.chunk_key, itertools.product(*map(range, self.grid)))
-        return [key for key in keys if key not in stored]
-
-    def read(self, region: tuple[slice, ...]) -> Any:
-        """Reads a part.
-
-        Raises:
-          VerificationError: a chunk is missing or damaged.
-        """
-        try:
-            return self.store[region].read().result()
-        except ValueError as error:
-            raise VerificationError(f"{self.path}: a chunk cannot be read: {reason(error)}") from None
+        key = self.keys[path]
+        return open_stored_array(
+            path,
+            directory=self.items if self.use_ocdbt else os.path.join(self.items, key),
+            database_key=key if self.use_ocdbt else None,
+            zarr_format=3 if self.use_zarr3 else 2,
+            context=self._context,
+            error=error,
+        )
 
 
 def find_items(path: str) -> str:
@@ -183,6 +114,11 @@ def has_items(path: str) -> bool:
         return os.path.isfile(os.path.join(find_items(path), "_METADATA"))
     except VerificationError:
         return False
+
+
+def holds_items(path: str) -> bool:
+    """The same, or a training run of MaxText, which keeps its steps in checkpoints/."""
+    return has_items(path) or has_items(os.path.join(path, "checkpoints"))
 
 
 def open_target(path: str) -> Target:

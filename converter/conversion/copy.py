@@ -8,12 +8,11 @@ from typing import Any
 
 from converter.arrays import (
     MAX_HEADER,
-    ArraySpec,
+    Array,
     ChunkWriter,
     FrameCheck,
     LeafStore,
     check_chunk,
-    chunk_key,
     frame_header,
 )
 from converter.errors import SourceError
@@ -34,7 +33,7 @@ def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, .
     return tuple(result)
 
 
-def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> int:
+def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
     """Copies one chunk; returns its bytes.
 
     The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found. One that does
@@ -44,7 +43,7 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
       SourceError: the chunk cannot be read, or is not one whole chunk of this array.
       DestinationError: it cannot be written.
     """
-    where = f"{array.path}: chunk {chunk_key(index)}"
+    where = array.chunk_label(index)
     descriptor = _open(array, index, where)
     try:
         _check_head(array, index, descriptor, where)
@@ -56,7 +55,7 @@ def copy_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
         os.close(descriptor)
 
 
-def link_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> int:
+def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
     """Links one chunk into the target; returns its bytes.
 
     Only the head of the zstd frame is checked: to follow its blocks would take longer than all the rest. One that does
@@ -66,21 +65,21 @@ def link_chunk(array: ArraySpec, index: tuple[int, ...], store: LeafStore) -> in
       SourceError: the chunk cannot be read, or is not a chunk of this array.
       DestinationError: it cannot be linked.
     """
-    where = f"{array.path}: chunk {chunk_key(index)}"
+    where = array.chunk_label(index)
     descriptor = _open(array, index, where)
     try:
         _check_head(array, index, descriptor, where)
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-    store.link_chunk(target_index(index, store.leaf.encoding.order), os.path.join(array.directory, chunk_key(index)))
+    store.link_chunk(target_index(index, store.leaf.encoding.order), array.chunk_file(index))
     return size
 
 
 class _ChunkReader:
     """Reads a chunk's file from front to back, once."""
 
-    def __init__(self, array: ArraySpec, descriptor: int, size: int, where: str):
+    def __init__(self, array: Array, descriptor: int, size: int, where: str):
         self.descriptor = descriptor
         self.size = size
         self.where = where
@@ -132,8 +131,8 @@ class _ChunkReader:
         # Unmapped when the last view of it is gone; after an error its traceback still holds one.
 
 
-def _open(array: ArraySpec, index: tuple[int, ...], where: str) -> int:
-    path = os.path.join(array.directory, chunk_key(index))
+def _open(array: Array, index: tuple[int, ...], where: str) -> int:
+    path = array.chunk_file(index)
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -147,7 +146,7 @@ def _read(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
         raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
 
 
-def _check_head(array: ArraySpec, index: tuple[int, ...], descriptor: int, where: str) -> None:
+def _check_head(array: Array, index: tuple[int, ...], descriptor: int, where: str) -> None:
     """Sees that a chunk has the size that it should decode to, as far as that takes no reading of it all."""
     if array.compressor is None:
         size = os.fstat(descriptor).st_size

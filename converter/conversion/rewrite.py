@@ -1,14 +1,14 @@
 """The rewrite route: blocks are decoded, rearranged and encoded; each source chunk once, each target chunk once."""
 
-import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from converter.arrays import BlockReader, Leaf, LeafStore, chunks_in, encode_chunk, place, slabs, slices, storage_dtype
-from converter.axes import AxisMap, Box, Span, blocking, source_box, target_box
+from converter.arrays import Array, BlockReader, LeafStore, encode_chunk, slices
+from converter.axes import AxisMap, Box, Span, block_map, groups, source_box, target_box
+from converter.dtypes import storage_dtype
 from converter.mapping import Scale
 from converter.planning import Task
 
@@ -29,13 +29,12 @@ class Rewriter:
         self.blocking = task.blocking
         self.stop = stop
         self.computed = computed
-        self._readers: list[BlockReader] = []
+        self._reader = BlockReader(task.sources, task.axis_map, self.blocking)
         self._maps: dict[tuple[int, ...], AxisMap] = {}
-        self._lock = threading.Lock()
 
     def groups(self) -> Iterator[Span]:
         """The units of work."""
-        return blocking.groups(self.task.axis_map, self.blocking)
+        return groups(self.task.axis_map, self.blocking)
 
     def target_bytes(self, group: Span) -> int:
         """Decoded bytes of the leaves that a group fills."""
@@ -47,7 +46,7 @@ class Rewriter:
         """Whether an earlier run stored all chunks of a group whole."""
         for number, store in enumerate(stores):
             box = target_box(self.task.axis_map, group, number)
-            if not all(store.has_chunk(index) for index in leaf_chunks(store.leaf, box)):
+            if not all(store.has_chunk(index) for index in store.leaf.chunks_in(box)):
                 return False
         return True
 
@@ -66,27 +65,26 @@ class Rewriter:
           SourceError: a source chunk cannot be read or decoded.
           DestinationError: a target chunk cannot be written.
         """
-        boxes = [source_box(self.task.axis_map, group, number) for number in range(len(self.task.sources))]
-        decoded = sum(len(chunks_in(array, box)) for array, box in zip(self.task.sources, boxes, strict=True))
+        boxes = (source_box(self.task.axis_map, group, number) for number in range(len(self.task.sources)))
+        decoded = sum(len(array.chunks_in(box)) for array, box in zip(self.task.sources, boxes, strict=True))
         if not self.blocking.streamed:
-            return decoded, self._encode(group, self._move(group, boxes), stores, keep)
+            return decoded, self._encode(group, self._move(group), stores, keep)
         encoded = 0
-        for span, slab in self._slabs(group):
+        for span, slab in self._reader.slabs(group):
             if self.stop.is_set():
                 break
             encoded += self._encode(span, self._map(span).forward([slab]), stores, keep)
         return decoded, encoded
 
-    def _move(self, group: Span, boxes: Sequence[Box]) -> list[np.ndarray]:
+    def _move(self, group: Span) -> list[np.ndarray]:
         """The targets of a block: all at once, or slab by slab as they are decoded."""
         if self.blocking.slab is None:
-            arrays = [reader.read(box) for reader, box in zip(self._open_readers(), boxes, strict=True)]
-            return self._map(group).forward(arrays)
+            return self._map(group).forward(self._reader.read(group))
         axis_map = self.task.axis_map
         dtype = storage_dtype(self.task.sources[0].dtype)
         starts = [[low for low, _ in target_box(axis_map, group, n)] for n in range(len(self.task.leaves))]
         targets = [np.empty(shape, dtype) for shape in self._map(group).target_shapes]
-        for span, slab in self._slabs(group):
+        for span, slab in self._reader.slabs(group):
             moved = self._map(span).forward([slab])
             for number, (target, start, part) in enumerate(zip(targets, starts, moved, strict=True)):
                 box = target_box(axis_map, span, number)
@@ -97,14 +95,8 @@ class Rewriter:
         """The map of a part, made once for each size."""
         lengths = tuple(stop - start for start, stop in span.values())
         if lengths not in self._maps:
-            self._maps[lengths] = blocking.block_map(self.task.axis_map, span)
+            self._maps[lengths] = block_map(self.task.axis_map, span)
         return self._maps[lengths]
-
-    def _open_readers(self) -> list[BlockReader]:
-        with self._lock:
-            if not self._readers:
-                self._readers = [BlockReader(array) for array in self.task.sources]
-            return self._readers
 
     def _encode(self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore], keep: bool) -> int:
         """Encodes all target chunks of a block; returns how many."""
@@ -112,65 +104,21 @@ class Rewriter:
         for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):
             box = target_box(self.task.axis_map, span, number)
             values = self._values(store.leaf, box, moved)
-            for index in leaf_chunks(store.leaf, box):
+            for index in store.leaf.chunks_in(box):
                 if keep and store.has_chunk(index):
                     continue
                 _store_chunk(store, index, _cut_chunk(store.leaf, index, box, values))
                 count += 1
         return count
 
-    def _values(self, leaf: Leaf, box: Box, moved: np.ndarray) -> np.ndarray:
+    def _values(self, leaf: Array, box: Box, moved: np.ndarray) -> np.ndarray:
         """What is written of a block that was moved: the value rule is applied here."""
         if isinstance(self.task.value, Scale):
             return self.task.value.apply(moved, self.task.axis_map.sizes)
         return self.computed[leaf.path][slices(box)] if leaf.path in self.computed else moved
 
-    def _slabs(self, group: Span) -> Iterator[tuple[Span, np.ndarray]]:
-        """The slabs of chunks that are decoded as streams, with the padding of edge chunks cut off."""
-        (array,) = self.task.sources
-        axis_map = self.task.axis_map
-        chunks = chunks_in(array, source_box(axis_map, group, 0))
-        assert self.blocking.slab is not None
-        steps = {axis.source_dims[0]: self.blocking.slab[axis.name] for axis in axis_map.free_axes}
-        slab = tuple(min(steps.get(dim, length), length) for dim, length in enumerate(array.chunks))
-        spans = blocking.slabs(group, self.blocking)
-        span = next(spans, None)
-        # One buffer for each chunk: a slab is used up before the next is asked for.
-        buffers = [np.empty(slab, storage_dtype(array.dtype)) for _ in chunks]
-        streams = [slabs(array, chunk, slab, buffer) for chunk, buffer in zip(chunks, buffers, strict=True)]
-        for parts in zip(*streams, strict=True):
-            if span is None:
-                continue  # padding at the end of an edge chunk; decoded to the end so that nothing can hide there
-            box = source_box(axis_map, span, 0)
-            starts = [
-                [n * length + o - low for n, length, o, (low, _) in zip(chunk, array.chunks, offset, box, strict=True)]
-                for chunk, (offset, _) in zip(chunks, parts, strict=True)
-            ]
-            if any(starts[0][dim] for dim in steps):
-                continue
-            yield span, _join(box, starts, [values for _, values in parts])
-            span = next(spans, None)
-        if span is not None:
-            raise RuntimeError(f"{array.path}: the slabs of chunk {chunks[0]} do not cover it")
 
-
-def leaf_chunks(leaf: Leaf, box: Box) -> Iterator[tuple[int, ...]]:
-    """Grid indices of a leaf's chunks in a chunk-aligned box."""
-    ranges = [range(low // n, -(-high // n)) for (low, high), n in zip(box, leaf.chunks, strict=True)]
-    return itertools.product(*ranges)
-
-
-def _join(box: Box, starts: Sequence[list[int]], parts: Sequence[np.ndarray]) -> np.ndarray:
-    shape = tuple(high - low for low, high in box)
-    if len(parts) == 1:
-        return parts[0][tuple(slice(0, length) for length in shape)]
-    block = np.empty(shape, parts[0].dtype)
-    for start, values in zip(starts, parts, strict=True):
-        place(block, start, values)
-    return block
-
-
-def _cut_chunk(leaf: Leaf, index: tuple[int, ...], box: Box, values: np.ndarray) -> np.ndarray:
+def _cut_chunk(leaf: Array, index: tuple[int, ...], box: Box, values: np.ndarray) -> np.ndarray:
     """One chunk of a block, C-contiguous; an edge chunk is filled up with zeros."""
     region = [
         (number * length - low, min((number + 1) * length, high) - low)

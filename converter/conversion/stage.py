@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from converter.arrays import Leaf, LeafStore
+from converter.arrays import Array, LeafStore
 from converter.checkpoints import leaf_key
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.conversion.publishing import is_published, take_back
@@ -34,7 +34,7 @@ class Stage:
       resumed: whether it holds work of an interrupted run of the same conversion.
     """
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Leaf]):
+    def __init__(self, destination: str, store: str, leaves: Sequence[Array]):
         """Creates and locks the work area, or takes over the one of a dead process; `begin` comes next.
 
         Raises:
@@ -108,12 +108,12 @@ class Stage:
         """Where a checkpoint that is replaced goes, if it cannot be exchanged for the new one."""
         return os.path.join(self.root, "replaced")
 
-    def leaf_directory(self, leaf: Leaf) -> str:
+    def leaf_directory(self, leaf: Array) -> str:
         """The directory that holds a leaf, and nothing else."""
         name = f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
         return os.path.join(self.root, "leaves", name)
 
-    def open_leaf(self, leaf: Leaf) -> LeafStore:
+    def open_leaf(self, leaf: Array) -> LeafStore:
         """Opens a leaf for writing.
 
         Raises:
@@ -124,7 +124,7 @@ class Stage:
         self._stores[leaf.path] = store
         return store
 
-    def check_whole(self, leaves: Sequence[Leaf]) -> None:
+    def check_whole(self, leaves: Sequence[Array]) -> None:
         """Looks once more for every file before a checkpoint is made of them: a reader takes a missing one as zeros.
 
         Raises:

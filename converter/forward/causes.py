@@ -148,7 +148,7 @@ def _sample(view: View) -> np.ndarray:
     dim = view.order[0]
     low, high = view.box[dim]
     box = tuple((low, min(high, low + SAMPLE)) if d == dim else edge for d, edge in enumerate(view.box))
-    return View(view.array, box, view.order).read()
+    return View(view.reader, box, view.order).read()
 
 
 def _recognise(head: np.ndarray, fused: np.ndarray) -> tuple[int, frozenset[str]]:

@@ -8,10 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from converter.arrays import ArrayReader
 from converter.axes import AxisMap, Branch, Product
 from converter.checkpoints import Target, recorded_qk_norm, recorded_settings
-from converter.errors import MappingError, SourceError, VerificationError
-from converter.forward.views import StoredArray, View, open_axlearn, open_context
+from converter.errors import MappingError, SourceError
+from converter.forward.views import View
 from converter.forward.weights import Weights, layer_view
 from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join
 from converter.planning import Source
@@ -26,7 +27,7 @@ def axlearn_weights(source: Source) -> Weights:
     """
     match = source.match
     _check_roles(match.table)
-    opened: dict[str, StoredArray] = {}
+    opened: dict[str, ArrayReader] = {}
     top: dict[str, View] = {}
     places = list(dict.fromkeys(row.source_place for row in match.rows if row.source_place))
     layers: dict[int, dict[str, View]] = {}
@@ -35,7 +36,7 @@ def axlearn_weights(source: Source) -> Weights:
             continue  # a copy that only MaxText has
         for number, role in enumerate(row.row.roles):
             for path in row.sources:
-                opened.setdefault(path, open_axlearn(source.arrays[path]))
+                opened.setdefault(path, ArrayReader(source.arrays[path]))
             for repeat, view in _source_views(row, number, match.sizes, opened):
                 if not row.source_place:
                     top[role] = view
@@ -59,19 +60,19 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
       SourceError: an array cannot be opened, or shapes contradict each other.
     """
     _check_roles(table)
-    context = open_context()
     top: dict[str, View] = {}
     layers: dict[int, dict[str, View]] = {}
     for row in table.rows:
         for path, role in zip(row.maxtext, row.roles, strict=False):
             for layout, block, full in _target_places(table, path, target):
-                array = _open_leaf(target, full, context)
+                opened = target.open(full, SourceError)
+                reader = ArrayReader(opened.array, opened)
                 if layout is None:
-                    top[role] = layer_view(array, None, 0)
+                    top[role] = layer_view(reader, None, 0)
                     continue
-                for repeat in range(_repeats(array, layout)):
+                for repeat in range(_repeats(reader.array.shape, layout)):
                     number = block if layout.axis is None else repeat * _blocks(table, layout, target) + block
-                    layers.setdefault(number, {})[role] = layer_view(array, layout.axis, repeat)
+                    layers.setdefault(number, {})[role] = layer_view(reader, layout.axis, repeat)
     weights = Weights(
         shown,
         top,
@@ -120,7 +121,7 @@ def _in_order(path: str, layers: Mapping[int, Mapping[str, View]]) -> tuple[Mapp
 
 
 def _source_views(
-    row: MatchedRow, number: int, sizes: Mapping[str, int], opened: Mapping[str, StoredArray]
+    row: MatchedRow, number: int, sizes: Mapping[str, int], opened: Mapping[str, ArrayReader]
 ) -> Iterator[tuple[int, View]]:
     """The parts of a stored array that are one role's tensors, layer by layer, with axes as MaxText has them."""
     axis_map = AxisMap(row.expression, {name: sizes[name] for name in row.expression.names()})
@@ -134,13 +135,13 @@ def _source_views(
     branch = branches[0]
     box = axis_map.source_box(branch)
     names = [product == (LAYER_AXIS,) for product in branch.source_dims]
-    array = opened[row.sources[branch.source]]
+    reader = opened[row.sources[branch.source]]
     if True not in names:
-        yield 0, View(array, box, order)
+        yield 0, View(reader, box, order)
         return
     axis = names.index(True)
     for repeat in range(sizes[LAYER_AXIS]):
-        yield repeat, View(array, (*box[:axis], (repeat, repeat + 1), *box[axis + 1 :]), order)
+        yield repeat, View(reader, (*box[:axis], (repeat, repeat + 1), *box[axis + 1 :]), order)
 
 
 def _order(branch: Branch) -> tuple[int, ...] | None:
@@ -178,10 +179,10 @@ def _blocks(table: MappingTable, layout: LayerLayout, target: Target) -> int:
     return len(found)
 
 
-def _repeats(array: StoredArray, layout: LayerLayout) -> int:
+def _repeats(shape: tuple[int, ...], layout: LayerLayout) -> int:
     if layout.axis is None:
         return 1
-    return array.shape[layout.axis] if layout.axis < len(array.shape) else 0
+    return shape[layout.axis] if layout.axis < len(shape) else 0
 
 
 def _unknown_leaves(table: MappingTable, target: Target) -> list[str]:
@@ -201,12 +202,3 @@ def _unknown_leaves(table: MappingTable, target: Target) -> list[str]:
 def _pattern(path: str) -> re.Pattern[str]:
     """A path in which the number of a layer or block stands open."""
     return re.compile(re.sub(r"\\\{(?:block|layer)\\\}", r"(\\d{1,4})", re.escape(path)))
-
-
-def _open_leaf(target: Target, path: str, context: object) -> StoredArray:
-    try:
-        leaf = target.open(path, context)
-    except VerificationError as error:
-        raise SourceError(error.message, error.details) from None
-    chunks = tuple(length or 1 for length in leaf.store.chunk_layout.read_chunk.shape or leaf.shape)
-    return StoredArray(path, leaf.shape, chunks, leaf.store, None)

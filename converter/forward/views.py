@@ -7,77 +7,16 @@ stops after the last of them.
 
 import itertools
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
-from converter.arrays import ArraySpec, chunk_key, open_spec
-from converter.errors import SourceError, reason
-
-STREAMED_CHUNK = 16 << 20
-"""Chunks of more decoded bytes than this are decoded as a stream, where they can be."""
+from converter.arrays import Array, ArrayReader
 
 IN_FLIGHT = 2
 """Chunks decoded at the same time."""
-
-TENSORSTORE_COPIES = 3
-"""What TensorStore holds for each byte of a chunk that it decodes: measured."""
-
-
-@dataclass(frozen=True)
-class StoredArray:
-    """An array in a checkpoint, opened for reading.
-
-    Attributes:
-      name: the tensor's path, for messages.
-      shape: elements along each dimension.
-      chunks: elements of a chunk along each dimension.
-      store: TensorStore's handle.
-      streamed: the array's files, where chunks can be decoded as streams; None where TensorStore has to decode.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    store: Any
-    streamed: ArraySpec | None
-
-    @property
-    def chunk_bytes(self) -> int:
-        return math.prod(self.chunks) * self.store.dtype.numpy_dtype.itemsize
-
-
-def open_axlearn(array: ArraySpec) -> StoredArray:
-    """Opens an array of an AXLearn checkpoint.
-
-    Raises:
-      SourceError: it cannot be opened.
-    """
-    can_stream = array.order == "C" and (array.compressor is None or array.compressor.get("id") == "zstd")
-    streamed = array if can_stream and array.chunk_bytes > STREAMED_CHUNK else None
-    return StoredArray(array.path, array.shape, array.chunks, open_store(array.path, open_spec(array)), streamed)
-
-
-def open_store(name: str, spec: Mapping[str, Any]) -> Any:
-    """Opens an array with TensorStore.
-
-    Raises:
-      SourceError: it cannot be opened.
-    """
-    try:
-        return ts.open(dict(spec), read=True, context=open_context()).result()
-    except ValueError as error:
-        raise SourceError(f"{name}: cannot be opened: {reason(error)}") from None
-
-
-def open_context() -> Any:
-    """TensorStore's context for arrays that are read once: nothing is kept."""
-    return ts.Context({"cache_pool": {"total_bytes_limit": 0}})
 
 
 @dataclass(frozen=True)
@@ -100,14 +39,18 @@ class View:
     """A box of a stored array, seen with its axes in another order and without those that the box fixes.
 
     Attributes:
-      array: the array.
+      reader: reads the array.
       box: start and stop along each stored dimension.
       order: the stored dimension of each axis of the view; dimensions that are left out have one element in the box.
     """
 
-    array: StoredArray
+    reader: ArrayReader
     box: tuple[tuple[int, int], ...]
     order: tuple[int, ...]
+
+    @property
+    def array(self) -> Array:
+        return self.reader.array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +60,7 @@ class View:
     def row_groups(self) -> list[range]:
         """The positions along the first axis, those of one chunk together."""
         low, high = self.box[self.order[0]]
-        length = self.array.chunks[self.order[0]]
+        length = self.reader.parts[self.order[0]]
         edges = [low, *range((low // length + 1) * length, high, length), high]
         return [range(a - low, b - low) for a, b in itertools.pairwise(edges)]
 
@@ -125,10 +68,9 @@ class View:
     def memory(self) -> int:
         """Bytes that reading this view block by block takes."""
         decoded = math.prod(
-            min(length, high - low) for length, (low, high) in zip(self.array.chunks, self.box, strict=True)
+            min(length, high - low) for length, (low, high) in zip(self.reader.parts, self.box, strict=True)
         )
-        decoding = 0 if self.array.streamed else self.array.chunk_bytes * TENSORSTORE_COPIES
-        return (decoded * 8 + decoding) * IN_FLIGHT
+        return (decoded * 8 + self.reader.part_memory) * IN_FLIGHT
 
     def read(self) -> np.ndarray:
         """Reads the whole view, as float32.
@@ -166,10 +108,10 @@ class View:
         wanted = [low + row for row in (range(high - low) if rows is None else rows)]
         grids = [
             range(start // length, -(-stop // length))
-            for (start, stop), length in zip(self.box, self.array.chunks, strict=True)
+            for (start, stop), length in zip(self.box, self.reader.parts, strict=True)
         ]
         for chunk in itertools.product(*grids):
-            length = self.array.chunks[first]
+            length = self.reader.parts[first]
             here = [row for row in wanted if chunk[first] * length <= row < (chunk[first] + 1) * length]
             if here:
                 yield chunk, here
@@ -177,93 +119,15 @@ class View:
     def _load(self, chunk: tuple[int, ...], rows: list[int]) -> Block:
         first = self.order[0]
         inside: list[Sequence[int]] = []
-        for dim, (index, length, (low, high)) in enumerate(zip(chunk, self.array.chunks, self.box, strict=True)):
+        for dim, (index, length, (low, high)) in enumerate(zip(chunk, self.reader.parts, self.box, strict=True)):
             inside.append(rows if dim == first else range(max(low, index * length), min(high, (index + 1) * length)))
-        values = _stream(self.array.streamed, chunk, inside) if self.array.streamed else self._read(inside, first)
+        values = self.reader.read_part(chunk, inside)
         kept = values.squeeze(tuple(dim for dim in range(values.ndim) if dim not in self.order))
         ranks = sorted(self.order)
         moved = kept.transpose([ranks.index(dim) for dim in self.order])
         start = tuple(inside[dim][0] - self.box[dim][0] for dim in self.order[1:])
         base = self.box[first][0]
         return Block([row - base for row in rows], start, np.asarray(moved, np.float32))
-
-    def _read(self, inside: Sequence[Sequence[int]], first: int) -> np.ndarray:
-        region = tuple(slice(positions[0], positions[-1] + 1) for positions in inside)
-        try:
-            values = self.array.store[region].read().result()
-        except ValueError as error:
-            raise SourceError(f"{self.array.name}: a chunk cannot be read: {reason(error)}") from None
-        rows = inside[first]
-        return values if len(rows) == values.shape[first] else values.take([r - rows[0] for r in rows], axis=first)
-
-
-def _stream(array: ArraySpec, chunk: tuple[int, ...], inside: Sequence[Sequence[int]]) -> np.ndarray:
-    """Decodes a chunk from its front to the last wanted element.
-
-    Args:
-      array: the array; its chunks are C-ordered, raw or zstd.
-      chunk: the chunk's index in the grid.
-      inside: the wanted positions along each dimension, ascending, all inside the chunk.
-    """
-    local = [
-        [at - index * length for at in span] for span, index, length in zip(inside, chunk, array.chunks, strict=True)
-    ]
-    whole = next((d for d in reversed(range(len(local))) if len(local[d]) != array.chunks[d]), 0)
-    strides = [math.prod(array.chunks[dim + 1 :]) * array.item_size for dim in range(len(local))]
-    contiguous = local[whole][-1] - local[whole][0] + 1 == len(local[whole])
-    depth = whole if contiguous else whole + 1
-    values = np.empty([len(span) for span in local], _numpy_dtype(array.dtype))
-    runs = values.reshape(math.prod(values.shape[:depth]), -1)
-    tail = local[depth][0] * strides[depth] if depth < len(local) else 0
-    where = f"{array.path}: chunk {chunk_key(chunk)}"
-    file = os.path.join(array.directory, chunk_key(chunk))
-    try:
-        with open(file, "rb") as raw:
-            reader = _Forward(array, raw, where)
-            for run, index in zip(runs, itertools.product(*local[:depth]), strict=True):
-                offset = sum(at * stride for at, stride in zip(index, strides[:depth], strict=True)) + tail
-                reader.read_at(offset, run)
-    except OSError as error:
-        raise SourceError(f"{where}: {file} cannot be read: {error.strerror or error}") from None
-    return values
-
-
-class _Forward:
-    """Reads runs of a decoded chunk, each behind the last."""
-
-    SKIP = 1 << 20
-
-    def __init__(self, array: ArraySpec, raw: Any, where: str):
-        import zstandard
-
-        self.where = where
-        self.error = zstandard.ZstdError
-        self.at = 0
-        self.scratch = memoryview(bytearray(self.SKIP))
-        self.stream = raw
-        if array.compressor is not None:
-            self.stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-
-    def read_at(self, offset: int, run: np.ndarray) -> None:
-        while self.at < offset:
-            self._fill(self.scratch[: min(self.SKIP, offset - self.at)])
-        self._fill(memoryview(run.view(np.uint8).data))  # pyright: ignore[reportArgumentType]
-
-    def _fill(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            try:
-                count = self.stream.readinto(view[done:])
-            except self.error as error:
-                raise SourceError(f"{self.where}: cannot be decoded: {error}") from None
-            if not count:
-                raise SourceError(f"{self.where}: ends too early; the file is truncated or is not this array's chunk")
-            done += count
-        self.at += done
-
-
-def _numpy_dtype(name: str) -> np.dtype:
-    return ts.dtype(name).numpy_dtype
 
 
 def _ranges(start: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:

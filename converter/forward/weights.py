@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from converter.arrays import ArrayReader
 from converter.errors import SourceError
-from converter.forward.views import StoredArray, View
+from converter.forward.views import View
 from converter.mapping import KEY_SCALE, QUERY_SCALE, RANKS
 
 REQUIRED = ("attention_norm", "query", "key", "value", "out", "ffn_norm")
@@ -80,11 +81,11 @@ class Weights:
             raise SourceError(f"{self.path}: these tensors make no decoder", problems[:20])
 
 
-def layer_view(array: StoredArray, axis: int | None, repeat: int, order: tuple[int, ...] | None = None) -> View:
+def layer_view(reader: ArrayReader, axis: int | None, repeat: int, order: tuple[int, ...] | None = None) -> View:
     """One layer of an array.
 
     Args:
-      array: the array.
+      reader: reads the array.
       axis: the dimension that holds the layers; None where there is none.
       repeat: the layer's position on it.
       order: the dimension of each axis of the view, counted with the layer axis left out; None for all in turn.
@@ -92,18 +93,19 @@ def layer_view(array: StoredArray, axis: int | None, repeat: int, order: tuple[i
     Raises:
       SourceError: the array has no such layer.
     """
-    if axis is not None and (axis >= len(array.shape) or repeat >= array.shape[axis]):
-        raise SourceError(f"{array.name}: shape {list(array.shape)} has no layer {repeat} on axis {axis}")
-    rest = [dim for dim in range(len(array.shape)) if dim != axis]
-    box = tuple((repeat, repeat + 1) if dim == axis else (0, length) for dim, length in enumerate(array.shape))
-    return View(array, box, tuple(rest) if order is None else tuple(rest[dim] for dim in order))
+    shape = reader.array.shape
+    if axis is not None and (axis >= len(shape) or repeat >= shape[axis]):
+        raise SourceError(f"{reader.array.path}: shape {list(shape)} has no layer {repeat} on axis {axis}")
+    rest = [dim for dim in range(len(shape)) if dim != axis]
+    box = tuple((repeat, repeat + 1) if dim == axis else (0, length) for dim, length in enumerate(shape))
+    return View(reader, box, tuple(rest) if order is None else tuple(rest[dim] for dim in order))
 
 
 def _shape_problems(layer: Mapping[str, View], width: int) -> list[str]:
     shapes = {name: view.shape for name, view in layer.items()}
     bad = [name for name, shape in shapes.items() if len(shape) != RANKS[name]]
     if bad:
-        return [f"{name} ({layer[name].array.name}) has shape {list(shapes[name])}" for name in bad]
+        return [f"{name} ({layer[name].array.path}) has shape {list(shapes[name])}" for name in bad]
     _, heads, size = shapes["query"]
     kv_heads = shapes["key"][1]
     expected = {
@@ -125,7 +127,7 @@ def _shape_problems(layer: Mapping[str, View], width: int) -> list[str]:
         inner = shapes["wi_0"][1]
         expected |= {"wi_0": (width, inner), "wi_1": (width, inner), "wo": (inner, width)}
     found = [
-        f"{name} ({layer[name].array.name}) has shape {list(shapes[name])}, expected {list(shape)}"
+        f"{name} ({layer[name].array.path}) has shape {list(shapes[name])}, expected {list(shape)}"
         for name, shape in expected.items()
         if name in shapes and shapes[name] != shape
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converter.arrays import ArraySpec, BlockReader
+from converter.arrays import ArrayReader
 from converter.axes import AxisMap
 from converter.errors import MappingError
 from converter.mapping import KEY_SCALE, LAYER_AXIS, QUERY_SCALE, Match, MatchedRow
@@ -123,7 +123,7 @@ def read_scale(source: Source, row: MatchedRow) -> np.ndarray:
     if len(row.sources) > 1 or array.bytes > MAX_SCALE_BYTES:
         why = "joined from several tensors" if len(row.sources) > 1 else "too large"
         raise MappingError(f"mapping '{source.match.table.name}': {array.path} is {why} for a q/k norm scale")
-    return read_whole(array)
+    return ArrayReader(array).read_whole()
 
 
 def _computed(match: Match, row: MatchedRow, computed: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -140,12 +140,3 @@ def layers_first(values: np.ndarray, row: MatchedRow) -> np.ndarray:
     wide = values.astype(np.float64)
     wide = np.moveaxis(wide, names.index(LAYER_AXIS), 0) if LAYER_AXIS in names else wide[None]
     return wide.reshape(wide.shape[0], -1)
-
-
-def read_whole(array: ArraySpec) -> np.ndarray:
-    """Reads a small array.
-
-    Raises:
-      SourceError: it cannot be read.
-    """
-    return BlockReader(array).read(tuple((0, length) for length in array.shape))

@@ -193,11 +193,8 @@ def make_report(request: ParameterRequest) -> ParameterReport:
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
     """The shapes of a checkpoint's weights; leaves that no row leads to count only below the weights' prefix."""
-    import tensorstore as ts
-
-    context = ts.Context()
     weights = match.table.maxtext.prefix + "/"
-    return {path: target.open(path, context).shape for path in target.keys if path.startswith(weights)}
+    return {path: target.open(path).array.shape for path in target.keys if path.startswith(weights)}
 
 
 def report(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from converter.arrays import FEED_SIZE, ArraySpec, Leaf, can_decode
+from converter.arrays import FEED_SIZE, Array, can_decode
 from converter.axes import (
     AxisMap,
     Blocking,
@@ -52,8 +52,8 @@ class Task:
       target_place: the same in the target.
     """
 
-    sources: tuple[ArraySpec, ...]
-    leaves: tuple[Leaf, ...]
+    sources: tuple[Array, ...]
+    leaves: tuple[Array, ...]
     axis_map: AxisMap
     value: ValueRule
     route: str
@@ -115,7 +115,7 @@ class Plan:
         object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory, self.jobs))
 
     @property
-    def leaves(self) -> tuple[Leaf, ...]:
+    def leaves(self) -> tuple[Array, ...]:
         return tuple(leaf for task in self.tasks for leaf in task.leaves)
 
 
@@ -207,7 +207,7 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
     )
     blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value)
     leaves = tuple(
-        Leaf(path, arrays[0].dtype, shape, chunk, arrays[0].item_size, route.encoding)
+        Array(path=path, dtype=arrays[0].dtype, shape=shape, chunks=chunk, encoding=route.encoding)
         for path, shape, chunk in zip(row.targets, axis_map.target_shapes, chunks, strict=True)
     )
     return Task(
@@ -237,7 +237,7 @@ class BudgetTooSmall(ValueError):
 
 
 def _cut(
-    axis_map: AxisMap, arrays: tuple[ArraySpec, ...], route: Route, options: Options, value: ValueRule
+    axis_map: AxisMap, arrays: tuple[Array, ...], route: Route, options: Options, value: ValueRule
 ) -> tuple[Blocking | None, tuple[tuple[int, ...], ...], int]:
     """The blocks of a task, the chunk shape of each leaf, and the memory that one unit takes."""
     permutation = axis_map.axis_permutation()

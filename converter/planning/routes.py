@@ -8,7 +8,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from converter.arrays import ArraySpec, Encoding
+from converter.arrays import ZSTD, Array, Encoding
 from converter.axes import AxisMap
 from converter.mapping import COPY, Fit, ValueRule
 
@@ -36,7 +36,7 @@ class Route:
 
 def choose_route(
     axis_map: AxisMap,
-    arrays: Sequence[ArraySpec],
+    arrays: Sequence[Array],
     *,
     store: str,
     rewrite: bool = False,
@@ -59,14 +59,13 @@ def choose_route(
     permutation = axis_map.axis_permutation()
     assert permutation is not None
     order = tuple(permutation.index(dim) for dim in range(len(permutation)))
-    compressor = arrays[0].compressor
-    level = None if compressor is None else int(compressor.get("level", 1))
+    level = arrays[0].encoding.level
     if link:
         return Route(LINK, "", Encoding.passed(store, order, level, checksum=False))
     return Route(PASS, "", Encoding.passed(store, order, level, checksum=True))
 
 
-def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, rewrite: bool, value: ValueRule) -> str:
+def _why_not_passed(axis_map: AxisMap, arrays: Sequence[Array], store: str, rewrite: bool, value: ValueRule) -> str:
     if rewrite:
         return "asked for"
     if store == "zarr2":
@@ -80,9 +79,9 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[ArraySpec], store: str, 
     if axis_map.axis_permutation() is None:
         return "re-ordered inside an axis"
     array = arrays[0]
-    if array.order != "C":
-        return f"chunks in order {array.order}"
-    if array.compressor is not None and array.compressor.get("id") != "zstd":
+    if array.encoding.is_transposed:
+        return "chunks in order F"
+    if array.compressor is not None and array.compressor.get("id") != ZSTD:
         return f"compressor {array.compressor.get('id')}"
     if array.chunk_bytes > MAX_PASSED_CHUNK:
         return f"chunks of {array.chunk_bytes >> 20} MiB are cut into smaller ones"

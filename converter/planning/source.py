@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.arrays import ArraySpec, audit_chunks
-from converter.checkpoints import Checkpoint, Target, check_source, open_step, read_arrays
+from converter.arrays import Array, audit_chunks
+from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint
 from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
 from converter.mapping import MappingTable, Match, choose_table, join, load_bundled, load_mapping, match_table, matches
@@ -26,7 +26,7 @@ class Source:
     checkpoint: Checkpoint
     shown: str
     match: Match
-    arrays: Mapping[str, ArraySpec]
+    arrays: Mapping[str, Array]
     stored_bytes: Mapping[str, int]
 
     @property
@@ -60,7 +60,7 @@ def open_source(
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
     check_source(place)
-    checkpoint = open_step(place.path, step)
+    checkpoint = open_checkpoint(place.path, step)
     tables = load_bundled() if mapping is None else [load_mapping(mapping)]
     _check_entries(checkpoint, tables)
     shapes = checkpoint.shapes
@@ -69,7 +69,7 @@ def open_source(
     else:
         match = match_table(tables[0], shapes, options=options)
     used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
-    arrays = read_arrays(checkpoint, used)
+    arrays = checkpoint.read_arrays(used)
     _check_dtypes(match, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
@@ -89,7 +89,7 @@ def _check_entries(checkpoint: Checkpoint, tables: Sequence[MappingTable]) -> No
         raise SourceError(f"{checkpoint.directory}: {len(problems)} index entries cannot be read", shorten(problems))
 
 
-def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
+def _check_dtypes(match: Match, arrays: Mapping[str, Array]) -> None:
     """Refuses values that are not weights as they stand.
 
     Raises:
@@ -110,7 +110,7 @@ def _check_dtypes(match: Match, arrays: Mapping[str, ArraySpec]) -> None:
         )
 
 
-def _audit(checkpoint: Checkpoint, arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
+def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int]:
     stored: dict[str, int] = {}
     findings: list[str] = []
     for name, array in arrays.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from converter.arrays import ArraySpec, Leaf
+from converter.arrays import Array
 from converter.checkpoints import CONFIG_NAME
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.layout import Column, Row, print_rows
@@ -279,7 +279,7 @@ def _task_document(task: Task) -> dict[str, Any]:
     }
 
 
-def _array_document(array: ArraySpec | Leaf) -> dict[str, Any]:
+def _array_document(array: Array) -> dict[str, Any]:
     return {
         "path": array.path,
         "shape": list(array.shape),

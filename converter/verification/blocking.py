@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from converter.arrays import can_decode
-from converter.axes import Blocking, BlockTooLarge, Box, plan_blocks
-from converter.checkpoints import TargetArray
+from converter.arrays import Array, can_decode
+from converter.axes import Blocking, BlockTooLarge, plan_blocks
 from converter.errors import UsageError
 from converter.planning import Task
 
@@ -33,7 +32,7 @@ class Cut:
     memory: int
 
 
-def cut_task(task: Task, arrays: Sequence[TargetArray | None], max_memory: int) -> Cut:
+def cut_task(task: Task, arrays: Sequence[Array | None], max_memory: int) -> Cut:
     """Chooses the blocks of a task.
 
     Args:
@@ -69,15 +68,7 @@ def cut_task(task: Task, arrays: Sequence[TargetArray | None], max_memory: int) 
         limit //= 2
 
 
-def chunk_cover(array: TargetArray, box: Box) -> Box:
-    """The whole chunks that a box lies in, cut off at the array's end."""
-    return tuple(
-        (low // chunk * chunk, min(-(-high // chunk) * chunk, length))
-        for (low, high), chunk, length in zip(box, array.chunks, array.shape, strict=True)
-    )
-
-
-def _memory(task: Task, arrays: Sequence[TargetArray | None], blocking: Blocking) -> int:
+def _memory(task: Task, arrays: Sequence[Array | None], blocking: Blocking) -> int:
     """What a group takes when the checkpoint's chunks are larger than a block: they are read whole, and held."""
     covers = [_cover_bytes(task, array, number, blocking) for number, array in enumerate(arrays) if array is not None]
     held = sum(covers) + (READ_COPIES - 1) * max(covers)
@@ -86,7 +77,7 @@ def _memory(task: Task, arrays: Sequence[TargetArray | None], blocking: Blocking
     return blocking.block_bytes + max((READ_COPIES - 1) * blocking.block_bytes, held)
 
 
-def _cover_bytes(task: Task, array: TargetArray, number: int, blocking: Blocking) -> int:
+def _cover_bytes(task: Task, array: Array, number: int, blocking: Blocking) -> int:
     """Bytes of the chunks that a block lies in, at most."""
     lengths = list(array.shape)
     for axis in task.axis_map.free_axes:
@@ -97,7 +88,7 @@ def _cover_bytes(task: Task, array: TargetArray, number: int, blocking: Blocking
     return math.prod(lengths) * array.item_size
 
 
-def _common_chunks(task: Task, arrays: Sequence[TargetArray | None]) -> list[tuple[int, ...]]:
+def _common_chunks(task: Task, arrays: Sequence[Array | None]) -> list[tuple[int, ...]]:
     """Source chunks, made long enough along each free axis to cover whole chunks of the checkpoint."""
     chunks: list[list[int]] = [list(array.chunks) for array in task.sources]
     for axis in task.axis_map.free_axes:

@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping
 
 import ml_dtypes
 import numpy as np
-import tensorstore as ts
 import xxhash
 
-from converter.axes import Blocking, Dim, Span, Tensor
-from converter.checkpoints import TargetArray
+from converter.arrays import ArrayReader, OpenArray
+from converter.axes import Dim, Tensor
 from converter.errors import Ax2mtError
 from converter.mapping import LAYER_AXIS
 from converter.planning import Plan, Task
 from converter.verification.compare import bits, cast_exactly
-from converter.verification.source_blocks import SourceBlocks
 
 COPIES = 6
 """Bytes held for each byte of a leaf: both sides, a candidate, its bits, and what reading them takes."""
@@ -30,10 +28,9 @@ MAX_CANDIDATES = 32
 class Diagnostician:
     """Diagnoses the leaves of one checkpoint; reads leaves again as it needs them, one pair at a time."""
 
-    def __init__(self, plan: Plan, arrays: Mapping[str, TargetArray], max_memory: int, context: ts.Context):
+    def __init__(self, plan: Plan, arrays: Mapping[str, OpenArray], max_memory: int):
         self.arrays = arrays
         self.max_memory = max_memory
-        self.context = context
         self.owner = {leaf.path: (task, number) for task in plan.tasks for number, leaf in enumerate(task.leaves)}
 
     def diagnose(self, path: str) -> str:
@@ -42,7 +39,7 @@ class Diagnostician:
         if sum(array.bytes for array in task.sources) * COPIES > self.max_memory:
             return "not diagnosed: the leaf does not fit the memory budget (--max-memory)"
         try:
-            found = self.arrays[path].read(())
+            found = self.arrays[path].read(self.arrays[path].array.whole)
             source = self._expected(task, number)
             expected = cast_exactly(source, found.dtype)
             tensor = task.axis_map.expression.targets[number]
@@ -51,16 +48,12 @@ class Diagnostician:
             return f"not diagnosed: {error.message}"
 
     def _expected(self, task: Task, number: int) -> np.ndarray:
-        whole: Span = {axis.name: (0, task.axis_map.sizes[axis.name]) for axis in task.axis_map.free_axes}
-        lengths = {axis: stop for axis, (_, stop) in whole.items()}
-        blocking = Blocking(lengths, lengths, None, (), sum(array.bytes for array in task.sources))
-        ((_, arrays),) = SourceBlocks(task.sources, task.axis_map, blocking, self.context).read(whole)
-        return task.axis_map.forward(arrays)[number]
+        return task.axis_map.forward([ArrayReader(array).read_whole() for array in task.sources])[number]
 
     def _other_leaf(self, path: str, found: np.ndarray) -> str:
         """Whether the values belong to another leaf of the same shape; neighbours of the same layer first."""
         shape = found.shape
-        others = [p for p, a in self.arrays.items() if p != path and a.shape == shape and p in self.owner]
+        others = [p for p, a in self.arrays.items() if p != path and a.array.shape == shape and p in self.owner]
         others.sort(key=lambda other: -len(_common(other, path)))
         for other in others[:MAX_CANDIDATES]:
             task, number = self.owner[other]
@@ -70,7 +63,7 @@ class Diagnostician:
                 swapped = ""
                 own_task, own_number = self.owner[path]
                 own = cast_exactly(self._expected(own_task, own_number), found.dtype)
-                if _same(self.arrays[other].read(()), own):
+                if _same(self.arrays[other].read(self.arrays[other].array.whole), own):
                     swapped = "; the two are swapped"
                 return f"equal to what belongs in {other}{swapped}"
         return ""

@@ -5,18 +5,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
-import tensorstore as ts
-
-from converter.arrays import chunk_digest
+from converter.arrays import Array, OpenArray, chunk_digest
 from converter.checkpoints import (
     CONFIG_NAME,
     CUSTOM_METADATA,
     NO_DIGEST,
     Target,
-    TargetArray,
     check_alone,
     check_receipt,
     file_digest,
@@ -26,7 +23,7 @@ from converter.checkpoints import (
     read_records,
     stored_record,
 )
-from converter.errors import DestinationError, UsageError, VerificationError, reason
+from converter.errors import DestinationError, UsageError, VerificationError
 from converter.location import locate
 from converter.planning import DEFAULT_MEMORY
 from converter.storage import find_litter, has_litter_in
@@ -78,17 +75,16 @@ def verify_digests(
     if records is None:
         findings = _lost_digests(target, findings)
     if not findings:
-        shapes = {array.path: array.shape for array in run.arrays.values()}
+        shapes = {array.path: array.shape for array in run.arrays}
         findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
-    arrays = run.arrays.values()
     return Verification(
         method="digests",
         source=str((receipt or {}).get("source", "")),
         step=(receipt or {}).get("step"),
         destination=target.root,
-        leaves=len(arrays),
-        elements=sum(array.elements for array in arrays),
-        compared_bytes=sum(array.elements * array.item_size for array in arrays),
+        leaves=len(run.arrays),
+        elements=sum(array.elements for array in run.arrays),
+        compared_bytes=sum(array.bytes for array in run.arrays),
         sample=None,
         findings=tuple(findings),
         notes=(*run.notes(), *notes),
@@ -130,29 +126,31 @@ class _Run:
         self.records = records or {}
         self.progress = progress
         self.budget = ByteBudget(max_memory)
-        self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-        self.arrays: dict[str, TargetArray] = {}
+        self.opened: dict[str, OpenArray] = {}
         self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.broken: dict[str, str] = {}
         self.lock = threading.Lock()
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The arrays that could be opened."""
+        return [opened.array for opened in self.opened.values()]
 
     def decode(self, jobs: int) -> None:
         """Opens every leaf and digests all its chunks."""
         for key, path in self.target.leaves.items():
             try:
-                array = self.target.open(path, self.context)
+                opened = self.target.open(path)
             except VerificationError as error:
                 self.broken[key] = error.message.removeprefix(f"{path}: ")
                 continue
-            if math.prod(array.grid) > 1 << 32:
-                self.broken[key] = (
-                    f"has {math.prod(array.grid)} chunks, which no checkpoint has; its metadata is damaged"
-                )
+            count = math.prod(opened.array.grid)
+            if count > 1 << 32:
+                self.broken[key] = f"has {count} chunks, which no checkpoint has; its metadata is damaged"
                 continue
-            self.arrays[key] = array
+            self.opened[key] = opened
             self.digests[key] = {}
-        total = sum(array.elements * array.item_size for array in self.arrays.values())
-        self.progress.start(len(self.arrays), total)
+        self.progress.start(len(self.opened), sum(array.bytes for array in self.arrays))
         run_units(self._units(), jobs)
 
     def notes(self) -> tuple[str, ...]:
@@ -193,48 +191,34 @@ class _Run:
 
     def _strays(self) -> Iterator[tuple[str, str]]:
         """Files among the chunks of an array that belong to none."""
-        for key, array in self.arrays.items():
+        for key, opened in self.opened.items():
             if key in self.broken:
                 continue
-            listed = {
-                name.decode(errors="replace")
-                for name in ts.KvStore.open(self.target.kvstore(key)).result().list().result()
-            }
-            known = {array.chunk_key(tuple(index)) for index in np.ndindex(*array.grid)}
-            strays = sorted(listed - known - {"zarr.json", ".zarray", ".zattrs"})
+            known = set(map(opened.array.chunk_key, opened.array.chunk_indices()))
+            strays = sorted(opened.list_keys() - known - {"zarr.json", ".zarray", ".zattrs"})
             yield from ((key, name) for name in strays if not has_litter_in(name))
 
     def _units(self) -> Iterator[Callable[[], None]]:
-        for key, array in self.arrays.items():
-            memory = math.prod(array.chunks) * array.item_size * CHUNK_COPIES
+        for key, opened in self.opened.items():
+            array = opened.array
+            memory = array.chunk_bytes * CHUNK_COPIES
             if memory > self.budget.limit:
                 raise UsageError(
                     f"--max-memory {self.budget.limit} bytes is too small: {array.path} is stored in chunks of "
                     f"{memory // CHUNK_COPIES} bytes; give --max-memory {-(-memory >> 20)}MiB or more"
                 )
-            for index in np.ndindex(*array.grid):
-                yield lambda key=key, array=array, index=index, memory=memory: self._chunk(key, array, index, memory)
+            for index in array.chunk_indices():
+                yield partial(self._chunk, key, opened, index, memory)
             self.progress.leaf_done(array.path)
 
-    def _chunk(self, key: str, array: TargetArray, index: tuple[int, ...], memory: int) -> None:
-        bounds = [(n * c, min((n + 1) * c, s)) for n, c, s in zip(index, array.chunks, array.shape, strict=True)]
+    def _chunk(self, key: str, opened: OpenArray, index: tuple[int, ...], memory: int) -> None:
+        array = opened.array
         with self.budget.hold(memory):
             try:
-                array.read(tuple(slice(low, high) for low, high in bounds))
+                opened.read(array.chunk_box(index))
                 if self.records.get(key, {}).get("kind") != NO_DIGEST:
-                    self.digests[key][index] = chunk_digest(index, self._stored(key, array, index))
+                    self.digests[key][index] = chunk_digest(index, opened.read_stored(index))
             except VerificationError as error:
                 with self.lock:
                     self.broken.setdefault(key, error.message.removeprefix(f"{array.path}: "))
-        self.progress.advance(math.prod(high - low for low, high in bounds) * array.item_size)
-
-    def _stored(self, key: str, array: TargetArray, index: tuple[int, ...]) -> bytes:
-        """The bytes of a chunk as they are stored."""
-        name = array.chunk_key(index)
-        try:
-            result = ts.KvStore.open(self.target.kvstore(key), context=self.context).result().read(name).result()
-        except ValueError as error:
-            raise VerificationError(f"{array.path}: chunk {name} cannot be read: {reason(error)}") from None
-        if result.state != "value":
-            raise VerificationError(f"{array.path}: chunk {name} is missing")
-        return result.value
+        self.progress.advance(array.clipped_bytes(index))

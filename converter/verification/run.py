@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
+from converter.arrays import OpenArray
 from converter.checkpoints import (
     Target,
-    TargetArray,
     check_pair,
     open_target,
     orbax_problems,
@@ -88,21 +87,20 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     options = Options(untie=untie, max_memory=request.max_memory, rewrite=True)
     plan = make_plan(source, options, configuration, jobs=request.jobs)
     fitted, fit_notes = _fitted(source, target, plan.config)
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    coverage = _open_leaves(plan, target, request.dtype, context)
+    coverage = _open_leaves(plan, target, request.dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
     _find_missing_chunks(coverage.arrays, values)
     try:
-        values.run(context, max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
+        values.run(max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
     finally:
         progress.close()
-    doctor = Diagnostician(plan, coverage.arrays, request.max_memory, context)
+    doctor = Diagnostician(plan, coverage.arrays, request.max_memory)
     findings = [*coverage.findings, *_value_findings(values, doctor)]
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
     config, config_notes = config_findings(target, plan.config, source.match.table)
     findings += config
     if not any(finding.check == "metadata" for finding in findings):
-        shapes = {path: array.shape for path, array in coverage.arrays.items()}
+        shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
         findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
     compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
     return Verification(
@@ -112,7 +110,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         destination=target.root,
         leaves=len(compared),
         elements=sum(compared.values()),
-        compared_bytes=sum(count * coverage.arrays[path].item_size for path, count in compared.items()),
+        compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=request.sample,
         findings=tuple(findings),
         notes=(*source.notes, *fit_notes, *coverage.notes, *config_notes),
@@ -154,15 +152,15 @@ class _Coverage:
       notes: leaves that are no weights.
     """
 
-    arrays: Mapping[str, TargetArray]
+    arrays: Mapping[str, OpenArray]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
 
 
-def _open_leaves(plan: Plan, target: Target, dtype: str | None, context: Any) -> _Coverage:
+def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
     expected = {leaf.path: leaf for leaf in plan.leaves}
     weights = _weights_prefix(plan)
-    arrays: dict[str, TargetArray] = {}
+    arrays: dict[str, OpenArray] = {}
     findings: list[Finding] = []
     notes: list[str] = []
     for path in target.keys:
@@ -175,10 +173,11 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None, context: Any) ->
             findings.append(Finding("coverage", path, "missing in the checkpoint"))
             continue
         try:
-            array = target.open(path, context)
+            opened = target.open(path)
         except VerificationError as error:
             findings.append(Finding("chunks", path, error.message.removeprefix(f"{path}: ")))
             continue
+        array = opened.array
         if array.shape != leaf.shape:
             text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
             findings.append(Finding("shape", path, text))
@@ -186,20 +185,22 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None, context: Any) ->
             hint = "" if dtype else f"; if it was cast, give --dtype {array.dtype}"
             findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
         else:
-            arrays[path] = array
+            arrays[path] = opened
     return _Coverage(arrays, tuple(findings), tuple(notes))
 
 
-def _find_missing_chunks(arrays: Mapping[str, TargetArray], values: ValueComparison) -> None:
+def _find_missing_chunks(arrays: Mapping[str, OpenArray], values: ValueComparison) -> None:
     """Looks for chunks that are not there, also outside of a sample."""
-    for path, array in arrays.items():
+    for path, opened in arrays.items():
         try:
-            missing = array.missing_chunks()
+            missing = opened.missing_chunks()
         except VerificationError as error:
             values.fail(path, error.message.removeprefix(f"{path}: "))
             continue
         if missing:
-            values.fail(path, f"{len(missing)} of {math.prod(array.grid)} chunks are missing, first {missing[0]}")
+            values.fail(
+                path, f"{len(missing)} of {math.prod(opened.array.grid)} chunks are missing, first {missing[0]}"
+            )
 
 
 def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Finding]:

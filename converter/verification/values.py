@@ -1,7 +1,7 @@
 """Compares the values of a checkpoint's leaves with the source's: block by block, in several threads, bit for bit.
 
 The expected values come from the source's blocks by `AxisMap.pieces`, which is another way through an axis expression
-than the one that the conversion takes; the found values come from `maxtext_reader`.
+than the one that the conversion takes; the found values come from TensorStore.
 """
 
 import threading
@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from converter.arrays import slices
-from converter.axes import AxisMap, Box, Span, block_map, groups, target_box
-from converter.checkpoints import TargetArray
+from converter.arrays import BlockReader, OpenArray, slices
+from converter.axes import AxisMap, Blocking, Box, Span, block_map, groups, target_box
 from converter.errors import VerificationError
 from converter.mapping import Scale
 from converter.planning import Plan, Task
-from converter.verification.blocking import chunk_cover, cut_task
+from converter.verification.blocking import cut_task
 from converter.verification.compare import LeafComparison
-from converter.verification.source_blocks import SourceBlocks
 from converter.work import ByteBudget, Progress, run_units
+
+_Block = tuple[Span, list[np.ndarray]]
+"""Where a block lies, and its elements of each source."""
 
 
 class ValueComparison:
@@ -32,7 +33,7 @@ class ValueComparison:
     """
 
     def __init__(
-        self, plan: Plan, arrays: Mapping[str, TargetArray], fitted: Mapping[str, np.ndarray], progress: Progress
+        self, plan: Plan, arrays: Mapping[str, OpenArray], fitted: Mapping[str, np.ndarray], progress: Progress
     ):
         """Takes what is compared.
 
@@ -50,11 +51,10 @@ class ValueComparison:
         self._progress = progress
         self._lock = threading.Lock()
 
-    def run(self, context: Any, *, max_memory: int, jobs: int, sample: float | None) -> None:
+    def run(self, *, max_memory: int, jobs: int, sample: float | None) -> None:
         """Compares all leaves.
 
         Args:
-          context: TensorStore's.
           max_memory: bytes that blocks in flight may take together.
           jobs: blocks in flight.
           sample: the fraction of blocks to compare; None for all.
@@ -63,40 +63,37 @@ class ValueComparison:
           SourceError: a chunk of the source is missing or damaged.
           UsageError: a chunk does not fit the budget.
         """
-        total = sum(array.elements * array.item_size for array in self._arrays.values())
+        total = sum(opened.array.bytes for opened in self._arrays.values())
         self._progress.start(len(self._arrays), total)
-        run_units(self._units(context, ByteBudget(max_memory), sample), jobs)
+        run_units(self._units(ByteBudget(max_memory), sample), jobs)
 
     def fail(self, path: str, reason: str) -> None:
         """Notes why a leaf cannot be read; the first reason counts."""
         with self._lock:
             self.broken.setdefault(path, reason)
 
-    def _units(self, context: Any, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
+    def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
-            arrays = [self._arrays.get(leaf.path) for leaf in task.leaves]
-            if not any(arrays):
+            opened = [self._arrays.get(leaf.path) for leaf in task.leaves]
+            if not any(opened):
                 continue
-            cut = cut_task(task, arrays, budget.limit)
-            reader = SourceBlocks(task.sources, task.axis_map, cut.blocking, context)
+            cut = cut_task(task, [entry and entry.array for entry in opened], budget.limit)
+            reader = BlockReader(task.sources, task.axis_map, cut.blocking)
             chosen = sampled(list(groups(task.axis_map, cut.blocking)), sample)
             left = _Countdown(len(chosen))
             for group in chosen:
-                yield partial(self._group, task, reader, group, left, budget, cut.memory)
+                yield partial(self._group, task, _read(reader, cut.blocking, group), left, budget, cut.memory)
 
-    def _group(
-        self, task: Task, reader: SourceBlocks, group: Span, left: "_Countdown", budget: ByteBudget, memory: int
-    ) -> None:
+    def _group(self, task: Task, source: Iterator[_Block], left: "_Countdown", budget: ByteBudget, memory: int) -> None:
         with budget.hold(memory):
             windows = {leaf.path: _Window(self._arrays[leaf.path]) for leaf in task.leaves if leaf.path in self._arrays}
-            for span, blocks in reader.read(group):
+            for span, blocks in source:
                 cut = block_map(task.axis_map, span)
                 for number, leaf in enumerate(task.leaves):
                     if leaf.path in windows:
                         box = target_box(task.axis_map, span, number)
                         self._block(task, cut, number, box, blocks, windows[leaf.path])
         if left.down():
-            reader.close()
             for path in windows:
                 self._progress.leaf_done(path)
 
@@ -123,19 +120,27 @@ class ValueComparison:
         self._progress.advance(found.nbytes)
 
 
+def _read(reader: BlockReader, blocking: Blocking, group: Span) -> Iterator[_Block]:
+    """The source's blocks of a group, read as they are asked for; the next one may take the memory of the last."""
+    if blocking.streamed:
+        yield from ((span, [slab]) for span, slab in reader.slabs(group))
+    else:
+        yield group, reader.read(group)
+
+
 class _Window:
     """The chunks of a leaf that were read last: blocks that are smaller than a chunk come one after the other."""
 
-    def __init__(self, array: TargetArray):
-        self._array = array
+    def __init__(self, opened: OpenArray):
+        self._opened = opened
         self._cover: Box | None = None
         self._values: Any = None
 
     def read(self, box: Box) -> np.ndarray:
-        cover = chunk_cover(self._array, box)
+        cover = self._opened.array.cover(box)
         if cover != self._cover:
             self._cover = self._values = None
-            self._values = self._array.read(slices(cover))
+            self._values = self._opened.read(cover)
             self._cover = cover
         return self._values[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(box, cover, strict=True))]
 

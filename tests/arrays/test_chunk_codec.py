@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.arrays.array import ArraySpec, chunk_key
+from converter.arrays.array import Array
 from converter.arrays.chunk_codec import (
     FEED_SIZE,
     can_decode,
@@ -23,27 +23,27 @@ from converter.arrays.chunk_codec import (
     decode_chunk,
     encode_chunk,
     slabs,
-    storage_dtype,
 )
 from converter.arrays.zarr import read_array
-from converter.dtypes import ITEM_SIZES
+from converter.dtypes import ITEM_SIZES, storage_dtype
 from converter.errors import SourceError
+from tests.helpers.arrays import ZSTD, zarr2_array
 
-ZSTD = {"id": "zstd", "level": 1}
 GARBAGE = [b"\0", b"\x28", b"\x28\xb5\x2f", b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd\x20\x03", b"tail"]
 """What may follow a chunk: nothing of meaning, or the beginning of another frame."""
 
 
-def spec(directory: str | Path, chunks: tuple[int, ...], dtype: str = "uint8", compressor: Any = ZSTD) -> ArraySpec:
-    return ArraySpec("model/w", str(directory), dtype, chunks, chunks, compressor, "C")
+def spec(directory: str | Path, chunks: tuple[int, ...], dtype: str = "uint8", compressor: Any = ZSTD) -> Array:
+    return zarr2_array(chunks, dtype=dtype, directory=directory, path="model/w", compressor=compressor)
 
 
 @contextmanager
-def stored(data: bytes, chunks: tuple[int, ...], dtype: str = "uint8", compressor: Any = ZSTD) -> Iterator[ArraySpec]:
+def stored(data: bytes, chunks: tuple[int, ...], dtype: str = "uint8", compressor: Any = ZSTD) -> Iterator[Array]:
     """An array with one chunk that holds these bytes."""
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / chunk_key((0,) * len(chunks))).write_bytes(data)
-        yield spec(directory, chunks, dtype, compressor)
+        array = spec(directory, chunks, dtype, compressor)
+        Path(array.chunk_file((0,) * len(chunks))).write_bytes(data)
+        yield array
 
 
 def random_values(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
@@ -224,4 +224,4 @@ def test_a_missing_chunk_is_named_with_its_file(tmp_path: Path) -> None:
 def test_what_is_left_to_tensorstore(tmp_path: Path) -> None:
     blosc = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
     assert [can_decode(spec(tmp_path, (2,), compressor=c)) for c in (None, ZSTD, blosc)] == [True, True, False]
-    assert not can_decode(ArraySpec("w", str(tmp_path), "uint8", (2, 2), (2, 2), ZSTD, "F"))
+    assert not can_decode(zarr2_array((2, 2), compressor=ZSTD, fortran=True))

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.arrays.chunk_codec import encode_chunk, storage_dtype
+from converter.arrays.array import Array
+from converter.arrays.chunk_codec import encode_chunk
 from converter.arrays.encoding import Encoding
-from converter.dtypes import ITEM_SIZES
+from converter.arrays.zarr import array_metadata
+from converter.dtypes import ITEM_SIZES, storage_dtype
 
 KEYS = {
     "zarr2": Encoding.rewritten("zarr2"),
@@ -22,6 +25,10 @@ KEYS = {
     "zarr3 database": Encoding.rewritten("ocdbt"),
     "zarr3 passed": Encoding.passed("files", (), 1, checksum=True),
 }
+
+
+def metadata(encoding: Encoding, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    return array_metadata(Array(path="w", dtype=dtype, shape=shape, chunks=chunks, encoding=encoding))
 
 
 def put(directory: Path, encoding: Encoding, index: tuple[int, ...], data: bytes) -> None:
@@ -53,8 +60,7 @@ def tree(directory: Path) -> set[str]:
 def test_tensorstore_reads_what_we_write(name: str, dtype: str, tmp_path: Path) -> None:
     encoding = KEYS[name]
     values = np.resize(np.array([0, 1, 1, 0, 1], np.int8), (3, 4)).astype(storage_dtype(dtype))
-    metadata = encoding.metadata((3, 4), (3, 2), dtype)
-    (tmp_path / encoding.metadata_name).write_text(json.dumps(metadata))
+    (tmp_path / encoding.metadata_name).write_text(json.dumps(metadata(encoding, (3, 4), (3, 2), dtype)))
     for column in range(2):
         part = np.ascontiguousarray(values[:, 2 * column : 2 * column + 2])
         put(tmp_path, encoding, (0, column), chunk_bytes(part, encoding))
@@ -72,7 +78,7 @@ def test_chunk_keys_are_those_that_tensorstore_writes(
     shape = tuple(data.draw(st.lists(st.integers(1, 13), max_size=3)))
     chunks = tuple(data.draw(st.integers(max(1, n // 4), n)) for n in shape)
     place = tmp_path_factory.mktemp("array")
-    (place / encoding.metadata_name).write_text(json.dumps(encoding.metadata(shape, chunks, "int16")))
+    (place / encoding.metadata_name).write_text(json.dumps(metadata(encoding, shape, chunks, "int16")))
     values = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
     opened(place, encoding, store_data_equal_to_fill_value=True).write(values).result()
     grid = [range(-(-n // c)) for n, c in zip(shape, chunks, strict=True)]
@@ -94,7 +100,7 @@ def test_passed_chunks_are_read_with_their_axes_moved(
     target_dims = tuple(order.index(dim) for dim in range(len(order)))
     moved_shape, moved_chunks = (tuple(lengths[dim] for dim in target_dims) for lengths in (shape, chunks))
     place = tmp_path_factory.mktemp("array")
-    (place / "zarr.json").write_text(json.dumps(encoding.metadata(moved_shape, moved_chunks, "float32")))
+    (place / "zarr.json").write_text(json.dumps(metadata(encoding, moved_shape, moved_chunks, "float32")))
     for index in itertools.product(*(range(-(-n // c)) for n, c in zip(shape, chunks, strict=True))):
         chunk = np.zeros(chunks, np.float32)
         part = values[tuple(slice(n * c, (n + 1) * c) for n, c in zip(index, chunks, strict=True))]
@@ -104,7 +110,7 @@ def test_passed_chunks_are_read_with_their_axes_moved(
 
 
 def codecs(encoding: Encoding) -> list[str]:
-    return [codec["name"] for codec in encoding.metadata((2,), (2,), "int8")["codecs"]]
+    return [codec["name"] for codec in metadata(encoding, (2,), (2,), "int8")["codecs"]]
 
 
 def test_every_store_has_checksums_and_no_codec_too_many() -> None:
@@ -118,7 +124,7 @@ def test_every_store_has_checksums_and_no_codec_too_many() -> None:
 
 
 def test_a_zarr3_document_by_the_letter() -> None:
-    assert Encoding.passed("files", (1, 0), 7, checksum=True).metadata((6, 4), (3, 4), "bfloat16") == {
+    assert metadata(Encoding.passed("files", (1, 0), 7, checksum=True), (6, 4), (3, 4), "bfloat16") == {
         "zarr_format": 3,
         "node_type": "array",
         "shape": [6, 4],
@@ -139,7 +145,7 @@ def test_a_zarr3_document_by_the_letter() -> None:
 @pytest.mark.parametrize(("name", "missing"), [("zarr2", "0.1"), ("zarr3", "c/0/1"), ("zarr3 passed", "0.1")])
 def test_a_chunk_that_is_not_there_is_missed(name: str, missing: str, tmp_path: Path) -> None:
     encoding = KEYS[name]
-    (tmp_path / encoding.metadata_name).write_text(json.dumps(encoding.metadata((2, 4), (2, 2), "int8")))
+    (tmp_path / encoding.metadata_name).write_text(json.dumps(metadata(encoding, (2, 4), (2, 2), "int8")))
     for column in range(2):
         put(tmp_path, encoding, (0, column), chunk_bytes(np.ones((2, 2), np.int8), encoding))
     os.unlink(tmp_path / missing)

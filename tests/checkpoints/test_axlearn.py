@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.checkpoints.axlearn import IndexEntry, read_arrays, read_checkpoint
+from converter.checkpoints.axlearn import IndexEntry, read_checkpoint
 from converter.checkpoints.axlearn_steps import open_step
 from converter.errors import SourceError
 from tests.conftest import AXLEARN
@@ -100,9 +100,9 @@ def test_all_that_the_index_and_the_arrays_disagree_on(tmp_path: Path) -> None:
     (step / "index").write_text(json.dumps(index))
     (step / "gda" / "d" / ".zarray").unlink()
     checkpoint = read_checkpoint(str(step))
-    assert list(read_arrays(checkpoint, ["a"])) == ["a"]
+    assert list(checkpoint.read_arrays(["a"])) == ["a"]
     with pytest.raises(SourceError) as caught:
-        read_arrays(checkpoint, ["a", "b", "c", "d"])
+        checkpoint.read_arrays(["a", "b", "c", "d"])
     assert caught.value.message == f"{step}: array metadata of 3 tensors is wrong"
     assert caught.value.details == (
         "b: index says int32[2, 3], .zarray says float32[2, 3]",
@@ -110,7 +110,7 @@ def test_all_that_the_index_and_the_arrays_disagree_on(tmp_path: Path) -> None:
         f"d: {step}/gda/d/.zarray is missing",
     )
     with pytest.raises(SourceError, match="array metadata of 1 tensor is wrong"):
-        read_arrays(checkpoint, ["a", "b"])
+        checkpoint.read_arrays(["a", "b"])
 
 
 @pytest.mark.parametrize("name", ["envy-test", "envy-test-bf16", "micro-hybrid-sharded"])
@@ -119,4 +119,4 @@ def test_every_tensor_that_the_real_axlearn_wrote_is_read(name: str) -> None:
     assert checkpoint.step == 100
     model = [path for path in checkpoint.tensors if path.startswith("model/")]
     assert len(model) == {"envy-test": 21}.get(name, len(model)) > 0
-    assert list(read_arrays(checkpoint, model)) == model
+    assert list(checkpoint.read_arrays(model)) == model

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from converter.arrays.array import ArraySpec, Leaf
+from converter.arrays.array import Array
 from converter.arrays.encoding import Encoding
 from converter.arrays.writer import LeafStore
 from converter.arrays.zarr import read_array
@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, mounted: Callable[[str
     return tmp_path if kind == "tmp" else mounted(kind, 320 << 20)
 
 
-def source(directory: Path, *, shape: tuple[int, int] = (2, SIZE)) -> ArraySpec:
+def source(directory: Path, *, shape: tuple[int, int] = (2, SIZE)) -> Array:
     """An uncompressed array of two chunks."""
     directory.mkdir()
     metadata = {
@@ -43,7 +43,8 @@ def source(directory: Path, *, shape: tuple[int, int] = (2, SIZE)) -> ArraySpec:
 
 def store(directory: Path, *, key: str | None = None) -> LeafStore:
     encoding = Encoding.passed("files", (1, 0), None, checksum=True)
-    return LeafStore(Leaf("params/w", "uint8", (SIZE, 2), (SIZE, 1), 1, encoding), str(directory), database_key=key)
+    leaf = Array(path="params/w", dtype="uint8", shape=(SIZE, 2), chunks=(SIZE, 1), encoding=encoding)
+    return LeafStore(leaf, str(directory), database_key=key)
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)

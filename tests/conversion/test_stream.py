@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from converter.arrays.array import Leaf
+from converter.arrays.array import Array
 from converter.arrays.digest import chunk_digest
 from converter.checkpoints.names import leaf_key
 from converter.conversion.stage import Stage
@@ -63,7 +63,7 @@ def staged(plan: Plan, place: Path) -> Stage:
     return Stage(str(place / "out"), plan.options.store, plan.leaves)
 
 
-def directory(plan: Plan, place: Path, leaf: Leaf) -> Path:
+def directory(plan: Plan, place: Path, leaf: Array) -> Path:
     stage = staged(plan, place)
     stage.close()
     return Path(stage.leaf_directory(leaf))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter.arrays.array import Leaf
+from converter.arrays.array import Array
 from converter.checkpoints import orbax_commit as commit_module
 from converter.cli.app import run as run_cli
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
@@ -260,7 +260,7 @@ def test_a_work_area_that_vanishes(
     def vanish() -> None:
         VANISHINGS[vanishing](Path(f"{target}{SUFFIX}"))
 
-    def open_leaf(stage: Stage, leaf: Leaf) -> Any:
+    def open_leaf(stage: Stage, leaf: Array) -> Any:
         nonlocal calls
         calls += 1
         if calls == 12 and when == "during the work":

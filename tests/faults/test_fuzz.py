@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorstore as ts
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from converter.arrays.zarr import open_spec, read_array
+from converter.arrays.opened import open_array
+from converter.arrays.zarr import read_array
 from converter.axes.expression import Expression, ExpressionError
 from converter.cli import app as cli
 from converter.cli.app import run as run_cli
@@ -217,7 +217,7 @@ def test_array_metadata(whole: Path, changes: dict[str, Any], removed: list[str]
 
 def stored_shape(place: Path) -> tuple[int, ...]:
     """The shape of an array as TensorStore opens it, which is how `verify` reads it."""
-    return tuple(ts.open(open_spec(read_array(PATH, str(place))), read=True).result().shape)
+    return tuple(open_array(read_array(PATH, str(place))).store.shape)
 
 
 LEVELS = st.one_of(st.integers(-140_000, 30), json_values)

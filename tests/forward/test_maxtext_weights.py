@@ -24,11 +24,11 @@ SCANNED = Path(__file__).parents[1] / "data" / "maxtext" / "micro-hybrid" / "sca
 def rewrite(path: Path, *, unscanned: bool, zarr3: bool) -> Path:
     """Copies the golden as plain directories, with the layers apart if asked."""
     weights = opened(str(SCANNED))
-    views = {v.array.name: v.array for v in weights.top.values()}
-    views |= {v.array.name: v.array for layer in weights.layers for v in layer.values()}
+    views = {v.array.path: v.reader for v in weights.top.values()}
+    views |= {v.array.path: v.reader for layer in weights.layers for v in layer.values()}
     items, tree = path / "0" / "items", {}
-    for name, array in views.items():
-        values = array.store.read().result()
+    for name, reader in views.items():
+        values = reader.read_whole()
         parts = {name: values}
         if unscanned and "/layers/layers_" in name:
             block, _, rest = name.removeprefix(f"{PREFIX}/layers/layers_").partition("/")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from converter.arrays import ArrayReader, reader
 from converter.arrays.zarr import read_array
 from converter.errors import SourceError
-from converter.forward import views as array_view
-from converter.forward.views import View, open_axlearn
+from converter.forward.views import View
 
 
 def write(path, values, chunks, compressor):
@@ -24,9 +24,9 @@ def write(path, values, chunks, compressor):
 def test_boxes_orders_and_rows(tmp_path, monkeypatch, streamed, compressor):
     values = np.arange(5 * 6 * 7 * 4, dtype=np.float32).reshape(5, 6, 7, 4)
     spec = write(tmp_path, values, (5, 4, 3, 4), compressor)
-    monkeypatch.setattr(array_view, "STREAMED_CHUNK", 0 if streamed else 1 << 40)
-    array = open_axlearn(spec)
-    assert (array.streamed is not None) == streamed
+    monkeypatch.setattr(reader, "STREAMED_CHUNK", 0 if streamed else 1 << 40)
+    array = ArrayReader(spec)
+    assert (array.part_memory == 0) == streamed
     boxes = [((r, r + 1), (0, 6), (0, 7), (0, 4)) for r in range(5)] + [((2, 3), (1, 6), (2, 5), (1, 3))]
     for box, order in itertools.product(boxes, [(1, 2, 3), (3, 1, 2), (2, 3, 1)]):
         wanted = values[tuple(slice(*edge) for edge in box)][0].transpose([dim - 1 for dim in order])
@@ -44,7 +44,7 @@ def test_boxes_orders_and_rows(tmp_path, monkeypatch, streamed, compressor):
 
 
 def test_row_groups_follow_the_chunks(tmp_path):
-    array = open_axlearn(write(tmp_path, np.zeros((2, 7, 2), np.float32), (2, 3, 2), None))
+    array = ArrayReader(write(tmp_path, np.zeros((2, 7, 2), np.float32), (2, 3, 2), None))
     assert View(array, ((0, 1), (0, 7), (0, 2)), (1, 2)).row_groups == [range(3), range(3, 6), range(6, 7)]
 
 
@@ -54,6 +54,6 @@ def test_a_damaged_stream_is_an_error(tmp_path, monkeypatch, damage):
     spec = write(tmp_path, rng.standard_normal((4, 50), np.float32), (4, 50), {"id": "zstd", "level": 1})
     file = tmp_path / "0.0"
     file.write_bytes(damage(file.read_bytes()))
-    monkeypatch.setattr(array_view, "STREAMED_CHUNK", 0)
+    monkeypatch.setattr(reader, "STREAMED_CHUNK", 0)
     with pytest.raises(SourceError, match=r"a/b: chunk 0\.0"):
-        View(open_axlearn(spec), ((0, 4), (0, 50)), (0, 1)).read()
+        View(ArrayReader(spec), ((0, 4), (0, 50)), (0, 1)).read()

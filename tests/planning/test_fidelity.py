@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.arrays.zarr import read_array
 from converter.errors import MappingError
 from converter.mapping.bundled import table_path
-from converter.planning.fidelity import PairMismatch, pair_mismatches, read_whole, scale_mismatches
+from converter.planning.fidelity import PairMismatch, pair_mismatches, scale_mismatches
 from converter.planning.source import open_source
-from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_array, write_checkpoint
+from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 
 ENVY = Path(table_path("envy")).read_text()
 QUERY = "{}/layer{}/self_attention/attention/scale_query/norm/scale"
@@ -115,9 +114,3 @@ def test_scales_that_are_none(step: str, tmp_path: Path) -> None:
     assert caught.value.message == (
         f"mapping 'envy': q and k scales must have one even length, found [2, 6] and [2, 12] at {STACK}/layer0"
     )
-
-
-def test_a_small_array_is_read_whole_whatever_its_chunks(tmp_path: Path) -> None:
-    values = np.arange(35, dtype=np.float32).reshape(5, 7)
-    write_array(tmp_path / "w", values, (2, 3))
-    assert read_whole(read_array("w", str(tmp_path / "w"))).tolist() == values.tolist()

@@ -1,18 +1,19 @@
 """Which arrays are passed through, linked or rewritten, the reason for each, and how their chunks are then stored."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.arrays.array import ArraySpec
-from converter.arrays.encoding import LEVEL, Encoding
+from converter.arrays.array import Array
+from converter.arrays.encoding import FLAT_KEYS, LEVEL, NESTED_KEYS, Encoding
 from converter.axes.axis_map import AxisMap
 from converter.axes.expression import Expression
 from converter.planning.routes import LINK, MAX_PASSED_CHUNK, PASS, REWRITE, choose_route
+from tests.helpers.arrays import zarr2_array
 
+ZSTD = {"id": "zstd", "level": 3}
 SIZES = {"a": 2, "b": 3, "c": 5, "x": 4}
 
 
@@ -21,11 +22,8 @@ def axis_map(text: str) -> AxisMap:
     return AxisMap(expression, {name: SIZES[name] for name in expression.names()})
 
 
-def arrays(moved: AxisMap, **changes: Any) -> list[ArraySpec]:
-    plain = [
-        ArraySpec("w", "/w", "float32", shape, shape, {"id": "zstd", "level": 3}, "C") for shape in moved.source_shapes
-    ]
-    return [dataclasses.replace(array, **changes) for array in plain]
+def arrays(moved: AxisMap, **changes: Any) -> list[Array]:
+    return [zarr2_array(shape, **{"compressor": ZSTD, **changes}) for shape in moved.source_shapes]
 
 
 MOVED = axis_map("a b c -> b c a")
@@ -36,13 +34,13 @@ def test_moved_axes_are_passed_through_with_the_sources_level() -> None:
         route = choose_route(MOVED, arrays(MOVED), store=store)
         assert (route.name, route.reason) == (PASS, "")
         # Source dimension 0 (a) is the target's dimension 2, and so on.
-        assert route.encoding == Encoding(3, (2, 0, 1), 3, checksum=True, flat_keys=True)
+        assert route.encoding == Encoding(zarr_format=3, order=(2, 0, 1), compressor=ZSTD, checksum=True)
 
 
 def test_links_have_no_checksum_that_is_ours() -> None:
     route = choose_route(MOVED, arrays(MOVED), store="files", link=True)
     assert (route.name, route.reason) == (LINK, "")
-    assert route.encoding == Encoding(3, (2, 0, 1), 3, checksum=False, flat_keys=True)
+    assert route.encoding == Encoding(zarr_format=3, order=(2, 0, 1), compressor=ZSTD)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,7 @@ REASONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "joined": ("a b | a c -> a (b + c)", {}, {}, "joined from 2 arrays"),
     "re-ordered": ("a (x 2) -> a (2 x)", {}, {}, "re-ordered inside an axis"),
     "merged": ("a b c -> (a b) c", {}, {}, "re-ordered inside an axis"),
-    "order": ("a b -> b a", {"order": "F"}, {}, "chunks in order F"),
+    "order": ("a b -> b a", {"fortran": True}, {}, "chunks in order F"),
     "compressor": ("a b -> b a", {"compressor": {"id": "blosc"}}, {}, "compressor blosc"),
     "large": ("a b -> b a", {"chunks": (1 << 20, 1 << 10)}, {}, "chunks of 4096 MiB are cut into smaller ones"),
 }
@@ -75,7 +73,12 @@ def test_why_an_array_is_rewritten(case: str, link: bool) -> None:
     route = choose_route(moved, arrays(moved, **changes), **options)
     assert (route.name, route.reason) == (REWRITE, reason)
     zarr2 = options["store"] == "zarr2"
-    assert route.encoding == Encoding(2 if zarr2 else 3, (), LEVEL, checksum=True, flat_keys=zarr2)
+    assert route.encoding == Encoding(
+        zarr_format=2 if zarr2 else 3,
+        compressor={"id": "zstd", "level": LEVEL},
+        checksum=True,
+        keys=FLAT_KEYS if zarr2 else NESTED_KEYS,
+    )
 
 
 def test_the_largest_chunk_that_is_passed_through() -> None:

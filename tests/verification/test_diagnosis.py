@@ -141,10 +141,10 @@ def doctor(converted: Callable[..., Path]) -> Callable[..., Diagnostician]:
 
     def make(max_memory: int = 1 << 30, **stored_as: str) -> Diagnostician:
         plan = make_plan(open_source(str(AXLEARN / "micro-hybrid")), Options())
-        target, context = open_target(str(converted("micro-hybrid"))), ts.Context()
-        arrays = {leaf.path: target.open(leaf.path, context) for leaf in plan.leaves}
+        target = open_target(str(converted("micro-hybrid")))
+        arrays = {leaf.path: target.open(leaf.path) for leaf in plan.leaves}
         replaced: dict[str, Any] = {f"{LAYER}{path}": arrays[f"{LAYER}{other}"] for path, other in stored_as.items()}
-        return Diagnostician(plan, {**arrays, **replaced}, max_memory, context)
+        return Diagnostician(plan, {**arrays, **replaced}, max_memory)
 
     return make
 
@@ -170,7 +170,7 @@ def test_a_leaf_that_does_not_fit_the_budget_is_not_read(doctor: Callable[..., D
 def test_what_cannot_be_read_is_said_to_be_so(doctor: Callable[..., Diagnostician], tmp_path: Path) -> None:
     healthy, path = doctor(), LAYER + KEY
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path}/"}, "fill_missing_data_reads": False}
-    metadata = {"shape": list(healthy.arrays[path].shape), "data_type": "float32"}
+    metadata = {"shape": list(healthy.arrays[path].array.shape), "data_type": "float32"}
     without_chunks = ts.open({**spec, "metadata": metadata, "create": True}).result()
     broken = dataclasses.replace(healthy.arrays[path], store=without_chunks)
     healthy.arrays = {**healthy.arrays, path: broken}

@@ -61,7 +61,7 @@ def compared(source: Path, checkpoint: Path, max_memory: int) -> Verification:
 def cut_of_leaf(source: Path, checkpoint: Path, max_memory: int) -> Cut:
     plan = make_plan(open_source(str(source)), Options())
     (task,) = (task for task in plan.tasks if task.leaves[0].path == LEAF)
-    return cut_task(task, [open_target(str(checkpoint)).open(LEAF, ts.Context())], max_memory)
+    return cut_task(task, [open_target(str(checkpoint)).open(LEAF).array], max_memory)
 
 
 def add_one(checkpoint: Path, *indices: tuple[int, ...]) -> None:

@@ -1,0 +1,32 @@
+"""Arrays of zarr v2, as AXLearn's metadata describes them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from converter.arrays.array import Array
+from converter.arrays.encoding import Encoding
+
+ZSTD = {"id": "zstd", "level": 1}
+
+
+def zarr2_array(
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...] | None = None,
+    *,
+    dtype: str = "float32",
+    directory: str | Path = "nowhere",
+    path: str = "w",
+    compressor: Mapping[str, Any] | None = None,
+    fortran: bool = False,
+) -> Array:
+    """An array in one chunk, where nothing else is said."""
+    order = tuple(reversed(range(len(shape)))) if fortran else ()
+    return Array(
+        path=path,
+        dtype=dtype,
+        shape=shape,
+        chunks=shape if chunks is None else chunks,
+        encoding=Encoding(zarr_format=2, order=order, compressor=compressor),
+        directory=str(directory),
+    )
