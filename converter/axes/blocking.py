@@ -139,7 +139,7 @@ def blocks(group: Span, blocking: Blocking) -> Iterator[Span]:
     return _cut(group, blocking.step)
 
 
-def slabs(group: Span, blocking: Blocking) -> Iterator[Span]:
+def block_slabs(group: Span, blocking: Blocking) -> Iterator[Span]:
     """The slabs of a group, in the source's element order."""
     return _cut(group, blocking.step if blocking.slab is None else blocking.slab)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from converter.arrays import BlockReader, Leaf, LeafStore, chunks_in, encode_chunk, place, slabs, slices, storage_dtype
-from converter.axes import AxisMap, Box, Span, blocking, source_box, target_box
+from converter.axes import AxisMap, Box, Span, block_map, block_slabs, groups, source_box, target_box
 from converter.mapping import Scale
 from converter.planning import Task
 
@@ -35,7 +35,7 @@ class Rewriter:
 
     def groups(self) -> Iterator[Span]:
         """The units of work."""
-        return blocking.groups(self.task.axis_map, self.blocking)
+        return groups(self.task.axis_map, self.blocking)
 
     def target_bytes(self, group: Span) -> int:
         """Decoded bytes of the leaves that a group fills."""
@@ -97,7 +97,7 @@ class Rewriter:
         """The map of a part, made once for each size."""
         lengths = tuple(stop - start for start, stop in span.values())
         if lengths not in self._maps:
-            self._maps[lengths] = blocking.block_map(self.task.axis_map, span)
+            self._maps[lengths] = block_map(self.task.axis_map, span)
         return self._maps[lengths]
 
     def _open_readers(self) -> list[BlockReader]:
@@ -133,7 +133,7 @@ class Rewriter:
         assert self.blocking.slab is not None
         steps = {axis.source_dims[0]: self.blocking.slab[axis.name] for axis in axis_map.free_axes}
         slab = tuple(min(steps.get(dim, length), length) for dim, length in enumerate(array.chunks))
-        spans = blocking.slabs(group, self.blocking)
+        spans = block_slabs(group, self.blocking)
         span = next(spans, None)
         # One buffer for each chunk: a slab is used up before the next is asked for.
         buffers = [np.empty(slab, storage_dtype(array.dtype)) for _ in chunks]

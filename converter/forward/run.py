@@ -154,11 +154,18 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}
     needed["use_qk_norm"] = QUERY_SCALE in weights.layers[0]
-    semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
+    missing = "" if has_unembedding else _path_of(table, "unembedding")
+    semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, missing=missing)
     check_semantics(semantics, weights.experts)
     origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
     changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]
     return Model(weights, semantics, MAXTEXT, table, origin + _with(changes))
+
+
+def _path_of(table: MappingTable, role: str) -> str:
+    """Where a table has the tensor of a role in MaxText, for messages."""
+    paths = (path for row in table.rows for path, own in zip(row.maxtext, row.roles, strict=False) if own == role)
+    return next(paths, f"tensor of the role {role}")
 
 
 def _with(changes: Iterable[str]) -> str:

@@ -111,7 +111,7 @@ ONLY: Mapping[str, Any] = {
 
 
 def maxtext_semantics(
-    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool
+    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, missing: str
 ) -> Semantics:
     """What MaxText 0.2.5 computes under a configuration.
 
@@ -119,7 +119,7 @@ def maxtext_semantics(
       config: keys of its model configuration; those that are missing have MaxText's own defaults.
       needed: keys that decide over the architecture, with the values that the checkpoint's tensors need.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
-      has_unembedding: the checkpoint has an output projection.
+      missing: the output projection that the checkpoint does not have; empty where it has one.
 
     Raises:
       UsageError: the configuration is of a model that we cannot compute, or contradicts the checkpoint.
@@ -134,8 +134,8 @@ def maxtext_semantics(
     if keys["capacity_factor"] > 0:
         raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
     tied = bool(keys["logits_via_embedding"])
-    if not tied and not has_unembedding:
-        raise UsageError("logits_via_embedding is false, but the checkpoint has no decoder/logits_dense/kernel")
+    if not tied and missing:
+        raise UsageError(f"logits_via_embedding is false, but the checkpoint has no {missing}")
     return Semantics(
         query_order=HALVES,
         key_order=HALVES,

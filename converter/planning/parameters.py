@@ -224,8 +224,8 @@ def report(
       notes: what the user has to know about the source.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
-    order = {name: number for number, name in enumerate(match.table.groups)}
-    rows.sort(key=lambda row: order.get(row.group, len(order)))
+    order = list(dict.fromkeys((*match.table.groups, *(row.group for row in rows))))
+    rows.sort(key=lambda row: order.index(row.group))
     known = {path for row in rows for path in row.targets}
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
     keys = {**model_config(match), **converted_keys(match.table, recorded or {})}

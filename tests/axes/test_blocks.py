@@ -22,7 +22,7 @@ from converter.axes.blocking import (
     count_blocks,
     groups,
     plan_blocks,
-    slabs,
+    block_slabs,
     source_box,
     target_box,
 )
@@ -73,7 +73,7 @@ def check_slabs(axis_map: AxisMap, chunk: tuple[int, ...], blocking: Blocking, g
     assert all(a // n == (b - 1) // n for (a, b), n in zip(box, chunk, strict=True))
     numbers = np.arange(math.prod(chunk)).reshape(chunk)
     seen: list[int] = []
-    for span in slabs(group, blocking):
+    for span in block_slabs(group, blocking):
         part = [slice(a % n, a % n + b - a) for (a, b), n in zip(source_box(axis_map, span, 0), chunk, strict=True)]
         seen += numbers[tuple(part)].ravel().tolist()
     assert seen == sorted(set(seen))
