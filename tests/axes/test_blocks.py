@@ -18,11 +18,11 @@ from converter.axes.blocking import (
     BlockTooLarge,
     Span,
     block_map,
+    block_slabs,
     blocks,
     count_blocks,
     groups,
     plan_blocks,
-    block_slabs,
     source_box,
     target_box,
 )
