@@ -1,9 +1,9 @@
-"""Makes MaxText apply Envy's q/k norms after RoPE, as AXLearn does, at run time and without touching its files.
+"""Makes MaxText apply the q/k norms after RoPE, as AXLearn does, at run time and without touching its files.
 
     python -m converter.maxtext_patch maxtext.trainers.pre_train.train CONFIG ...
 
 runs a MaxText module with the patch; `import converter.maxtext_patch; converter.maxtext_patch.apply()`, before a model
-is built, does the same from code. Only models with `decoder_block: envy` change. Weights are those of
+is built, does the same from code. Only models with a decoder block of BLOCKS change. Weights are those of
 `convert --qk-norm plain`. Why this is needed, and the change to MaxText that would replace it: docs/maxtext.md.
 
 Made for MaxText 0.2.5. Other versions below 0.3 are taken if the code in question has the same structure; anything else
@@ -38,23 +38,28 @@ query = self.apply_rotary_embedding(query, inputs_positions=inputs_positions, ro
 if not use_shared_kv:
     key = self.apply_rotary_embedding(key, inputs_positions=inputs_positions, rope_kwargs=rope_kwargs)
 """
-ENVY_TEST = "self.config.decoder_block == DecoderBlockType.ENVY"
+BLOCKS = ("ENVY",)
+"""The decoder blocks that change, as MaxText's DecoderBlockType names them: those of which the order is measured."""
 
-_MARK = "norms_envy_after_rope"
+_MARK = "norms_after_rope"
 
 
 class PatchError(RuntimeError):
     """MaxText is missing, or its code is not what the patch was made for; nothing was changed."""
 
 
-def apply() -> str:
+def apply(blocks: Sequence[str] = BLOCKS) -> str:
     """Patches the installed MaxText; once is enough, a second time does nothing.
+
+    Args:
+      blocks: names of the decoder blocks that change, members of MaxText's DecoderBlockType.
 
     Returns:
       The version of MaxText.
 
     Raises:
-      PatchError: there is no MaxText, its version is out of range, or its attention has another structure.
+      PatchError: there is no MaxText, its version is out of range, its attention has another structure, or other
+        blocks were patched before.
     """
     version = _version()
     try:
@@ -62,18 +67,25 @@ def apply() -> str:
     except ImportError as error:
         raise PatchError(f"MaxText {version}: {MODULE} cannot be imported: {error}") from None
     attention = getattr(module, "Attention", None)
-    if attention is None or not hasattr(getattr(module, "DecoderBlockType", None), "ENVY"):
-        raise PatchError(f"MaxText {version}: {MODULE} has no Attention, or knows no ENVY; {_advice()}")
-    if not hasattr(attention.__call__, _MARK):
-        attention.__call__ = _patched(attention.__call__, module, version)
+    if attention is None:
+        raise PatchError(f"MaxText {version}: {MODULE} has no Attention; {_advice()}")
+    unknown = [block for block in blocks if not hasattr(getattr(module, "DecoderBlockType", None), block)]
+    if unknown:
+        raise PatchError(f"MaxText {version}: {MODULE} knows no decoder block {', '.join(unknown)}; {_advice()}")
+    done = getattr(attention.__call__, _MARK, None)
+    if done is None:
+        attention.__call__ = _patched(attention.__call__, module, version, tuple(blocks))
+    elif set(done) != set(blocks):
+        raise PatchError(f"MaxText {version} is already patched for {', '.join(done)}; apply the patch once")
     return version
 
 
-def patch_source(source: str) -> ast.Module:
-    """Moves the q/k norms behind RoPE for the ENVY block in the source of MaxText's attention method.
+def patch_source(source: str, blocks: Sequence[str] = BLOCKS) -> ast.Module:
+    """Moves the q/k norms behind RoPE for some decoder blocks in the source of MaxText's attention method.
 
     Args:
       source: the method's source, not indented.
+      blocks: names of the decoder blocks.
 
     Raises:
       PatchError: the two places are not there exactly once each, or something between them changes q or k.
@@ -84,8 +96,9 @@ def patch_source(source: str) -> ast.Module:
     rope = _find(body, ROPE_TEST, ROPE_BODY, "RoPE")
     if not norm < rope or {"query", "key"} & set().union(*map(_assigned, body[norm + 1 : rope])):
         raise PatchError(f"something between the q/k norm and RoPE changes q or k; {_advice()}")
+    block_test = f"self.config.decoder_block in ({', '.join(f'DecoderBlockType.{block}' for block in blocks)},)"
     before, after = (
-        ast.parse(f"if ({NORM_TEST}) and {mark}({ENVY_TEST}):\n{textwrap.indent(NORM_BODY.strip(), '    ')}").body[0]
+        ast.parse(f"if ({NORM_TEST}) and {mark}({block_test}):\n{textwrap.indent(NORM_BODY.strip(), '    ')}").body[0]
         for mark in ("not ", "")
     )
     for statement, place in ((before, norm), (after, rope)):
@@ -96,7 +109,7 @@ def patch_source(source: str) -> ast.Module:
     return tree
 
 
-def _patched(method: Callable, module: ModuleType, version: str) -> Callable:
+def _patched(method: Callable, module: ModuleType, version: str, blocks: tuple[str, ...]) -> Callable:
     try:
         lines, first = inspect.getsourcelines(method)
     except (OSError, TypeError):
@@ -104,7 +117,7 @@ def _patched(method: Callable, module: ModuleType, version: str) -> Callable:
     if inspect.unwrap(method) is not method or method.__closure__:
         raise PatchError(f"MaxText {version}: its attention is wrapped by something else; {_advice()}")
     try:
-        tree = patch_source(textwrap.dedent("".join(lines)))
+        tree = patch_source(textwrap.dedent("".join(lines)), blocks)
     except PatchError as error:
         raise PatchError(f"MaxText {version}: {error}") from None
     ast.increment_lineno(tree, first - 1)
@@ -112,7 +125,7 @@ def _patched(method: Callable, module: ModuleType, version: str) -> Callable:
     exec(compile(tree, method.__code__.co_filename, "exec"), module.__dict__, names)
     result = names[method.__name__]
     result.__qualname__ = method.__qualname__
-    setattr(result, _MARK, True)
+    setattr(result, _MARK, blocks)
     return result
 
 
@@ -155,7 +168,8 @@ def main(arguments: Sequence[str]) -> int:
     except PatchError as error:
         print(f"maxtext_patch: {error}", file=sys.stderr)
         return 1
-    print(f"maxtext_patch: MaxText {version} applies Envy's q/k norms after RoPE", file=sys.stderr)
+    names = ", ".join(block.lower() for block in BLOCKS)
+    print(f"maxtext_patch: MaxText {version} norms q and k after RoPE (decoder block {names})", file=sys.stderr)
     sys.argv = list(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     return 0

@@ -1,6 +1,6 @@
 """Solves the sizes of named axes from the shapes of tensors.
 
-`o_proj` with axes `embed heads (pair 2)` and shape (1536, 12, 128) fixes heads = 12 and pair = 64; then `qkv_proj` with
+A kernel with axes `embed heads (pair 2)` and shape (1536, 12, 128) fixes heads = 12 and pair = 64; then another with
 `(heads + kv_heads + kv_heads)` and length 36 leaves kv_heads = 12. Nothing is configured, and a size that two tensors
 give differently is an error that names both.
 """

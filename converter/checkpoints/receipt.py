@@ -201,6 +201,15 @@ def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
     return document, ""
 
 
+def recorded_mapping(directory: str) -> tuple[str, str]:
+    """Name of the mapping table that made a checkpoint, and hash of its text; both empty without an intact receipt."""
+    document, _ = read_receipt(directory)
+    mapping = (document or {}).get("mapping")
+    if not isinstance(mapping, dict):
+        return "", ""
+    return str(mapping.get("name", "")), str(mapping.get("digest", ""))
+
+
 def metadata_files(directory: str) -> list[str]:
     """All files below a checkpoint that hold no chunk of an array, without the receipt and litter; sorted.
 

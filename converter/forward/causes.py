@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from converter.forward.model import Variant
-from converter.forward.semantics import HALVES, INTERLEAVED, Semantics
+from converter.forward.run import Model
+from converter.forward.semantics import HALVES, INTERLEAVED, KEYS, Semantics
 from converter.forward.views import View
 from converter.forward.weights import Weights
+from converter.mapping import KEY_SCALE, QUERY_SCALE, is_bundled
 
 TIED_ROUNDING = "tied table rounded to bfloat16"
 NORM_ORDER = "q/k norm before RoPE"
@@ -36,55 +38,63 @@ class Cause:
     switch: Callable[[Variant], Variant]
 
 
-def known_causes(source: Weights, computes: Semantics, qk_norm: str) -> tuple[Cause, ...]:
-    """All known differences, the more specific ones first.
+def known_causes(source: Model, qk_norm: str) -> tuple[Cause, ...]:
+    """All known differences that the source's tensors allow, the more specific ones first.
 
     Args:
-      source: the AXLearn weights.
-      computes: what AXLearn computes from them.
+      source: the AXLearn model.
       qk_norm: how the destination's q/k norm scales were made, "plain" or "fit".
     """
-    again = "convert again with the bundled mapping table, and compare your own with `ax2mt mappings show envy`"
-    scales = ("query_scale", "key_scale") if qk_norm == "fit" else ()
+    computes, weights = source.semantics, source.weights
+    again = f"convert again, and compare the axes of its rows with `ax2mt mappings show {_shown(source)}`"
+    experts = (_fact(source, "experts per token", "top_k", "experts_per_token"),) if weights.experts else ()
     return (
-        _fact(computes, "experts per token", "top_k", "num_experts_per_tok"),
+        *experts,
         _setting(
             computes,
             "logits divided by sqrt(width)",
             "normalize_logits",
             "set normalize_embedding_logits=false in maxtext.yml",
         ),
-        _fact(computes, "RoPE's base", "theta", "rope_max_timescale"),
-        _fact(computes, "the norms' epsilon", "epsilon", "normalization_layer_epsilon"),
-        Cause(
-            NORM_ORDER,
-            "run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales; or lower the "
-            "difference with `convert --qk-norm fit`",
-            lambda variant: _norm_after(variant, source, scales),
-        ),
+        _fact(source, "RoPE's base", "theta", "rope_theta"),
+        _fact(source, "the norms' epsilon", "epsilon", "norm_epsilon"),
+        *(_norm_causes(weights, again, qk_norm) if QUERY_SCALE in weights.layers[0] else ()),
         _setting(
             computes,
             TIED_ROUNDING,
             "round_table",
             "convert with --untie; MaxText then keeps the output projection in float32",
         ),
-        _order("RoPE permutation missing on q, k and both scales", again, "query_order", "key_order", "scale_order"),
         _order("RoPE permutation missing on q and k", again, "query_order", "key_order"),
         _order("RoPE permutation missing on q", again, "query_order"),
         _order("RoPE permutation missing on k", again, "key_order"),
-        _order("q/k norm scales not permuted", again, "scale_order"),
         Cause(
             "q, k and v hold other heads of the fused kernel",
-            f"qkv_proj holds all query heads, then all key heads, then all value heads; {again}",
-            lambda variant: _replaced(variant, source, ("query", "key", "value")),
+            f"each of them holds its own heads of AXLearn's {_kernels(weights)}; {again}",
+            lambda variant: _replaced(variant, weights, ("query", "key", "value")),
         ),
+    )
+
+
+def _norm_causes(source: Weights, again: str, qk_norm: str) -> tuple[Cause, ...]:
+    """The differences that only models with q/k norms can have."""
+    scales = (QUERY_SCALE, KEY_SCALE) if qk_norm == "fit" else ()
+    return (
+        Cause(
+            NORM_ORDER,
+            "run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales; or lower the "
+            "difference with `convert --qk-norm fit`",
+            lambda variant: _norm_after(variant, source, scales),
+        ),
+        _order("RoPE permutation missing on q, k and both scales", again, "query_order", "key_order", "scale_order"),
+        _order("q/k norm scales not permuted", again, "scale_order"),
     )
 
 
 def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
     """What the heads of the first layer's q, k and v hold, where it is not what they should.
 
-    Compares values: each head with every head of AXLearn's fused kernel, with rotated pairs side by side and as halves.
+    Compares values: each head with every head of AXLearn's q, k and v, with rotated pairs side by side and as halves.
     """
     names = ("query", "key", "value")
     heads = [_sample(source.layers[0][name]) for name in names]
@@ -100,7 +110,8 @@ def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
         right = all(number == int(start) + head and wanted in orders for head, (number, orders) in enumerate(held))
         if not right and all(number >= 0 for number, _ in held):
             expected = [(int(start) + head, frozenset({wanted})) for head in range(found.shape[1])]
-            lines.append(f"{name}: {_heads_text(held)}; expected {_heads_text(expected)}")
+            kernels = _kernels(source)
+            lines.append(f"{name}: {_heads_text(held, kernels)}; expected {_heads_text(expected, kernels)}")
     return tuple(lines)
 
 
@@ -111,13 +122,26 @@ def _setting(computes: Semantics, name: str, field: str, advice: str) -> Cause:
     return Cause(name, advice, switch)
 
 
-def _fact(computes: Semantics, name: str, field: str, key: str) -> Cause:
-    """A fact that no tensor shows: either side may be the wrong one, and only the user knows which."""
+def _fact(source: Model, name: str, field: str, constant: str) -> Cause:
+    """A fact that no tensor shows: either side may be the wrong one, and only the user knows which.
+
+    Args:
+      source: the AXLearn model.
+      name: what it is called.
+      field: the fact in `Semantics`.
+      constant: the fact in the table's [arithmetic].
+    """
+    value = getattr(source.semantics, field)
+    key = getattr(source.table.arithmetic, constant, None)
+    if isinstance(key, str) and any(rule.key == key and rule.set for rule in source.table.config):
+        other = f"convert it with --set {key}=VALUE"
+    else:
+        other = f"correct {key if isinstance(key, str) else constant} in mapping '{source.table.name}'"
     advice = (
-        f"set {key}={getattr(computes, field):.15g} in maxtext.yml, as the source computes; if the source was trained "
-        f"with the other value, convert it with --set {key}=VALUE"
+        f"set {KEYS[field]}={value:.15g} in maxtext.yml, as the source computes; if the source was trained with the "
+        f"other value, {other}"
     )
-    return _setting(computes, name, field, advice)
+    return _setting(source.semantics, name, field, advice)
 
 
 def _order(name: str, advice: str, *fields: str) -> Cause:
@@ -137,7 +161,7 @@ def _norm_after(variant: Variant, source: Weights, scales: tuple[str, ...]) -> V
 def _replaced(variant: Variant, source: Weights, names: tuple[str, ...]) -> Variant:
     """Takes tensors from the source, with the order of pairs that they have there."""
     already: Mapping[str, Weights] = variant.replaced or {}
-    orders = {"query": "query_order", "key": "key_order", "query_scale": "scale_order", "key_scale": "scale_order"}
+    orders = {"query": "query_order", "key": "key_order", QUERY_SCALE: "scale_order", KEY_SCALE: "scale_order"}
     fields = {orders[name]: INTERLEAVED for name in names if name in orders}
     semantics: Semantics = replace(variant.semantics, **fields)
     return replace(variant, semantics=semantics, replaced={**already, **dict.fromkeys(names, source)})
@@ -162,7 +186,18 @@ def _recognise(head: np.ndarray, fused: np.ndarray) -> tuple[int, frozenset[str]
     return -1, frozenset()
 
 
-def _heads_text(held: list[tuple[int, frozenset[str]]]) -> str:
+def _kernels(source: Weights) -> str:
+    """The AXLearn kernels that q, k and v come from, by the names of their layers."""
+    paths = (source.layers[0][name].array.path.split("/") for name in ("query", "key", "value"))
+    return ", ".join(dict.fromkeys(path[-2] if path[-1] == "weight" else path[-1] for path in paths))
+
+
+def _shown(source: Model) -> str:
+    """The table as `mappings show` takes it."""
+    return source.table.name if is_bundled(source.table) else source.table.path
+
+
+def _heads_text(held: list[tuple[int, frozenset[str]]], kernels: str) -> str:
     numbers = ", ".join(str(number) for number, _ in held[:8]) + (", ..." if len(held) > 8 else "")
     orders = sorted({order for _, found in held for order in found})
-    return f"heads {numbers} of AXLearn's qkv_proj, pairs {' or '.join(orders)}"
+    return f"heads {numbers} of AXLearn's {kernels}, pairs {' or '.join(orders)}"

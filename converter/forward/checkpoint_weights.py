@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from converter.arrays import ArrayReader
 from converter.axes import AxisMap, Branch, Product
-from converter.checkpoints import Target, recorded_qk_norm, recorded_settings
+from converter.checkpoints import Target, recorded_mapping, recorded_qk_norm, recorded_settings
 from converter.errors import MappingError, SourceError
 from converter.forward.views import View
 from converter.forward.weights import Weights, layer_view
-from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join
+from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join, load_bundled
 from converter.planning import Source
 
 
@@ -31,9 +31,11 @@ def axlearn_weights(source: Source) -> Weights:
     top: dict[str, View] = {}
     places = list(dict.fromkeys(row.source_place for row in match.rows if row.source_place))
     layers: dict[int, dict[str, View]] = {}
+    unused: list[str] = []
     for row in match.rows:
         if row.row.option:
             continue  # a copy that only MaxText has
+        unused += () if row.row.roles else row.sources
         for number, role in enumerate(row.row.roles):
             for path in row.sources:
                 opened.setdefault(path, ArrayReader(source.arrays[path]))
@@ -42,18 +44,20 @@ def axlearn_weights(source: Source) -> Weights:
                     top[role] = view
                 else:
                     layers.setdefault(repeat * match.blocks + places.index(row.source_place), {})[role] = view
-    weights = Weights(source.shown, top, _in_order(source.shown, layers), notes=source.notes)
+    notes = (*source.notes, *_unused_note(unused))
+    weights = Weights(source.shown, top, _in_order(source.shown, layers), notes=notes)
     weights.check()
     return weights
 
 
-def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
+def maxtext_weights(target: Target, table: MappingTable, shown: str, notes: Sequence[str] = ()) -> Weights:
     """The weights of a MaxText checkpoint, in any of the formats that Orbax writes and any layout that the table has.
 
     Args:
       target: the checkpoint.
       table: the table whose MaxText side it has, see `fitting_table`.
       shown: its path as the user gave it, for messages.
+      notes: what the user has to know about the choice of the table.
 
     Raises:
       MappingError: the table gives no roles.
@@ -62,9 +66,13 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
     _check_roles(table)
     top: dict[str, View] = {}
     layers: dict[int, dict[str, View]] = {}
+    unused: list[str] = []
     for row in table.rows:
-        for path, role in zip(row.maxtext, row.roles, strict=False):
+        for path, role in zip(row.maxtext, row.roles or [""] * len(row.maxtext), strict=True):
             for layout, block, full in _target_places(table, path, target):
+                if not role:
+                    unused.append(full)
+                    continue
                 opened = target.open(full, SourceError)
                 reader = ArrayReader(opened.array, opened)
                 if layout is None:
@@ -78,10 +86,31 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
         top,
         _in_order(shown, layers),
         recorded_qk_norm(target.custom),
+        notes=(*notes, *_unused_note(unused)),
         settings=recorded_settings(target.custom),
     )
     weights.check()
     return weights
+
+
+def converting_table(target: Target) -> tuple[MappingTable, tuple[str, ...]]:
+    """The bundled table that a checkpoint was converted with, by its receipt, or else by its leaves; and notes on it.
+
+    Raises:
+      MappingError: it was converted with another table, or no table fits, or several do.
+    """
+    tables = load_bundled()
+    name, digest = recorded_mapping(target.root)
+    if not name:
+        return fitting_table(tables, target), ()
+    named = [table for table in tables if table.name == name]
+    if not named:
+        raise MappingError(
+            f"{target.root}: converted with mapping '{name}', which is not bundled; pass its file as --mapping FILE"
+        )
+    table = fitting_table(named, target)
+    other = f"the checkpoint was converted with another text of mapping '{name}' than the bundled one; if it was a "
+    return table, () if table.digest == digest else (f"{other}table of your own, pass it as --mapping FILE",)
 
 
 def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTable:
@@ -103,6 +132,14 @@ def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTabl
         "pass the table that it was converted with as --mapping FILE",
         [f"{nearest}: no row leads to {path}" for path in misfits.get(nearest, [])[:20]],
     )
+
+
+def _unused_note(paths: Sequence[str]) -> tuple[str, ...]:
+    """What has to be said where tensors have no role: the logits are those of a model without them."""
+    if not paths:
+        return ()
+    names = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+    return (f"the logits are computed without tensors that have no role in the mapping table: {names}",)
 
 
 def _check_roles(table: MappingTable) -> None:

@@ -199,7 +199,7 @@ def compare(
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
-        causes = known_causes(source.weights, source.semantics, destination.weights.qk_norm)
+        causes = known_causes(source, destination.weights.qk_norm)
         steps, switched = _explain(search, base, distance.total(), causes)
     total = distance.total()
     return LogitsComparison(

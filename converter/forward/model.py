@@ -142,7 +142,8 @@ class _Forward:
         attended = self._attention(number, normed)
         self.observe(f"layer{number}/attn_out", attended[0])
         self.x += attended
-        self._look(self.x, f"layer {number}, attention", {name: tensors[name] for name in ATTENTION})
+        attention = {name: tensors[name] for name in ATTENTION if name in tensors}
+        self._look(self.x, f"layer {number}, attention", attention)
         self.observe(f"layer{number}/attn_residual", self.x[0])
         normed = self._norm(self.x, tensors["ffn_norm"])
         result = self._experts(number, normed) if "gate" in tensors else self._dense(number, normed)

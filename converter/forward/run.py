@@ -18,7 +18,7 @@ import numpy as np
 
 from converter.checkpoints import CONFIG_NAME, has_items, open_target
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
-from converter.forward.checkpoint_weights import axlearn_weights, fitting_table, maxtext_weights
+from converter.forward.checkpoint_weights import axlearn_weights, converting_table, fitting_table, maxtext_weights
 from converter.forward.finite import NonFinite, is_finite
 from converter.forward.model import Variant, run, working_memory
 from converter.forward.semantics import Semantics, axlearn_semantics, check_semantics, maxtext_semantics, read_config
@@ -28,10 +28,10 @@ from converter.json_text import json_values
 from converter.location import check_readable, locate
 from converter.mapping import (
     QUERY_SCALE,
+    MappingTable,
     arithmetic_keys,
     configure,
     converted_keys,
-    load_bundled,
     load_mapping,
     source_arithmetic,
 )
@@ -58,12 +58,14 @@ class Model:
       weights: its tensors.
       semantics: the arithmetic.
       kind: "AXLearn" or "MaxText".
+      table: the mapping table that names its tensors.
       origin: where the arithmetic was taken from, for reports.
     """
 
     weights: Weights
     semantics: Semantics
     kind: str
+    table: MappingTable
     origin: str
 
 
@@ -131,7 +133,7 @@ def open_model(
     made = configure(source.match, settings, recorded=recorded)
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
     changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)
-    return Model(weights, semantics, AXLEARN, f"AXLearn's '{table.name}'{_with(changes)}")
+    return Model(weights, semantics, AXLEARN, table, f"AXLearn's '{table.name}'{_with(changes)}")
 
 
 def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm_after_rope: bool) -> Model:
@@ -140,8 +142,11 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
         target = open_target(path)
     except VerificationError as error:
         raise SourceError(error.message, error.details) from None
-    table = fitting_table(load_bundled() if mapping is None else [load_mapping(mapping)], target)
-    weights = maxtext_weights(target, table, path)
+    if mapping is None:
+        table, notes = converting_table(target)
+    else:
+        table, notes = fitting_table([load_mapping(mapping)], target), ()
+    weights = maxtext_weights(target, table, path, notes)
     has_unembedding = "unembedding" in weights.top
     beside = os.path.join(target.root, CONFIG_NAME)
     file = beside if os.path.isfile(beside) else None
@@ -149,11 +154,18 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}
     needed["use_qk_norm"] = QUERY_SCALE in weights.layers[0]
-    semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, has_unembedding=has_unembedding)
+    missing = "" if has_unembedding else _path_of(table, "unembedding")
+    semantics = maxtext_semantics(config, needed, norm_after_rope=norm_after_rope, missing=missing)
     check_semantics(semantics, weights.experts)
     origin = (file and place.shown(file)) or "the flags that a conversion writes (no maxtext.yml beside the checkpoint)"
     changes = [*settings, *(["--norm-after-rope"] if norm_after_rope else [])]
-    return Model(weights, semantics, MAXTEXT, origin + _with(changes))
+    return Model(weights, semantics, MAXTEXT, table, origin + _with(changes))
+
+
+def _path_of(table: MappingTable, role: str) -> str:
+    """Where a table has the tensor of a role in MaxText, for messages."""
+    paths = (path for row in table.rows for path, own in zip(row.maxtext, row.roles, strict=False) if own == role)
+    return next(paths, f"tensor of the role {role}")
 
 
 def _with(changes: Iterable[str]) -> str:

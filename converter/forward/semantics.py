@@ -1,4 +1,4 @@
-"""What a model computes from its weights: every point in which AXLearn's Envy and MaxText's can differ."""
+"""What a model computes from its weights: every point in which AXLearn's decoder and MaxText's can differ."""
 
 import math
 import os
@@ -82,9 +82,36 @@ STOCK_KEYS: Mapping[str, Any] = {
 }
 """The keys we understand, with the values that MaxText 0.2.5 takes where a configuration does not have them."""
 
+KEYS: Mapping[str, str] = {
+    "top_k": "num_experts_per_tok",
+    "theta": "rope_max_timescale",
+    "epsilon": "normalization_layer_epsilon",
+}
+"""Facts of `Semantics` that MaxText is configured with, and the key of each."""
+
+
+BLOCKS = frozenset({"envy", "qwen3"})
+"""MaxText's decoder blocks that compute this arithmetic from these tensors; llama2, say, does not scale scores by the
+root of the head dimension."""
+
+ONLY: Mapping[str, Any] = {
+    "mlp_activations": ["silu", "linear"],
+    "rope_type": "default",
+    "rope_linear_scaling_factor": 1.0,
+    "rope_min_timescale": 1,
+    "partial_rotary_factor": 1.0,
+    "attention_type": "global",
+    "attention_bias": False,
+    "attn_logits_soft_cap": 0.0,
+    "final_logits_soft_cap": 0.0,
+    "qk_norm_with_scale": True,
+    "use_post_attn_norm": False,
+}
+"""Further keys that change what MaxText 0.2.5 computes, with their stock values, the only ones that we compute."""
+
 
 def maxtext_semantics(
-    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, has_unembedding: bool
+    config: Mapping[str, Any], needed: Mapping[str, Any], *, norm_after_rope: bool, missing: str
 ) -> Semantics:
     """What MaxText 0.2.5 computes under a configuration.
 
@@ -92,7 +119,7 @@ def maxtext_semantics(
       config: keys of its model configuration; those that are missing have MaxText's own defaults.
       needed: keys that decide over the architecture, with the values that the checkpoint's tensors need.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
-      has_unembedding: the checkpoint has an output projection.
+      missing: the output projection that the checkpoint does not have; empty where it has one.
 
     Raises:
       UsageError: the configuration is of a model that we cannot compute, or contradicts the checkpoint.
@@ -101,24 +128,27 @@ def maxtext_semantics(
     for key, value in needed.items():
         if keys[key] != value:
             raise UsageError(f"{key} is {keys[key]!r}; the checkpoint's tensors need {key}={value}")
+    if keys["decoder_block"] not in BLOCKS:
+        known = " and ".join(sorted(BLOCKS))
+        raise UsageError(f"decoder_block is {keys['decoder_block']!r}; logits are computed for {known} only")
     if keys["capacity_factor"] > 0:
         raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
     tied = bool(keys["logits_via_embedding"])
-    if not tied and not has_unembedding:
-        raise UsageError("logits_via_embedding is false, but the checkpoint has no decoder/logits_dense/kernel")
+    if not tied and missing:
+        raise UsageError(f"logits_via_embedding is false, but the checkpoint has no {missing}")
     return Semantics(
         query_order=HALVES,
         key_order=HALVES,
         scale_order=HALVES,
         norm_after_rope=norm_after_rope,
-        top_k=int(keys["num_experts_per_tok"]),
+        top_k=int(keys[KEYS["top_k"]]),
         renormalise=True,
         share_epsilon=0.0,
         tied=tied,
         round_table=tied,
         normalize_logits=tied and bool(keys["normalize_embedding_logits"]),
-        epsilon=float(keys["normalization_layer_epsilon"]),
-        theta=float(keys["rope_max_timescale"]),
+        epsilon=float(keys[KEYS["epsilon"]]),
+        theta=float(keys[KEYS["theta"]]),
     )
 
 
@@ -133,13 +163,11 @@ def check_semantics(semantics: Semantics, experts: int) -> None:
       UsageError: naming the key of MaxText's configuration.
     """
     if experts and not 1 <= semantics.top_k <= experts:
-        raise UsageError(f"num_experts_per_tok is {semantics.top_k}; expected 1 to {experts}, the checkpoint's experts")
-    for key, value in (
-        ("normalization_layer_epsilon", semantics.epsilon),
-        ("rope_max_timescale", semantics.theta),
-    ):
+        raise UsageError(f"{KEYS['top_k']} is {semantics.top_k}; expected 1 to {experts}, the checkpoint's experts")
+    for field in ("epsilon", "theta"):
+        value = getattr(semantics, field)
         if not 0 < value < math.inf:
-            raise UsageError(f"{key} is {value:g}; expected a number above 0")
+            raise UsageError(f"{KEYS[field]} is {value:g}; expected a number above 0")
 
 
 def read_config(
@@ -155,9 +183,13 @@ def read_config(
 
     Raises:
       SourceError: the file cannot be read.
-      UsageError: a setting has another form, or a key that does not matter for logits.
+      UsageError: a setting has another form, or a key that does not matter for logits; the model is one that we cannot
+        compute.
     """
     config = {**converted, "logits_via_embedding": not has_unembedding} if file is None else _load(file)
+    for key, value in ONLY.items():
+        if config.get(key, value) not in (value, None):
+            raise UsageError(f"{key} is {config[key]!r}; logits are computed for models with {key}={value!r} only")
     for setting in settings:
         key, mark, _ = setting.partition("=")
         if not mark or key not in STOCK_KEYS:
@@ -176,8 +208,10 @@ def _load(file: str) -> dict[str, Any]:
         raise SourceError(f"{file}: no valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise SourceError(f"{os.path.abspath(file)}: expected a mapping of keys to values")
-    found = {key: content[key] for key in STOCK_KEYS if key in content}
+    found = {key: content[key] for key in (*STOCK_KEYS, *ONLY) if key in content}
     for key, value in found.items():
+        if key in ONLY:
+            continue
         kind = (int, float) if isinstance(STOCK_KEYS[key], int | float) else str
         if not isinstance(value, kind):
             raise SourceError(f"{file}: {key} is {value!r}, expected a value like {STOCK_KEYS[key]!r}")

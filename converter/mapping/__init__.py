@@ -1,10 +1,10 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
 from converter.mapping.config import model_config
-from converter.mapping.file import find_mapping, load_bundled, load_mapping
+from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
 from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join, match_table, matches
 from converter.mapping.published import check_model, find_published, published_shapes
-from converter.mapping.roles import KEY_SCALE, QUERY_SCALE, RANKS
+from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
 from converter.mapping.settings import (
     Arithmetic,
     Configuration,
@@ -30,6 +30,9 @@ from converter.mapping.values import COPY, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
     "COPY",
+    "EXPERT_ROLES",
+    "HEADS",
+    "HEAD_DIM",
     "KEY_SCALE",
     "LAYER_AXIS",
     "LAYER_FIELD",
@@ -37,6 +40,7 @@ __all__ = [
     "QK_NORM",
     "QUERY_SCALE",
     "RANKS",
+    "ROTATED",
     "TRAINING",
     "Arithmetic",
     "ConfigRule",
@@ -58,6 +62,7 @@ __all__ = [
     "converted_keys",
     "find_mapping",
     "find_published",
+    "is_bundled",
     "join",
     "load_bundled",
     "load_mapping",

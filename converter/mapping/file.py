@@ -23,7 +23,7 @@ from converter.mapping.rows import (
     read_tensor,
     read_tree,
 )
-from converter.mapping.table import MappingTable
+from converter.mapping.table import MappingTable, TensorRow
 from converter.mapping.toml import Fault, Section, TomlText, suggestion
 
 _Part = TypeVar("_Part")
@@ -35,6 +35,11 @@ MAX_BYTES = 1 << 20
 def load_bundled() -> list[MappingTable]:
     """All tables that come with ax2mt."""
     return [load_mapping(table_path(name)) for name in table_names()]
+
+
+def is_bundled(table: MappingTable) -> bool:
+    """Whether a table is one of those that come with ax2mt, so that its name is enough to find it."""
+    return table.name in table_names() and table.path == table_path(table.name)
 
 
 def find_mapping(name: str) -> MappingTable:
@@ -101,6 +106,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     name, title = top.text("name"), top.text("title", required=False)
+    groups = _read_groups(top)
     top.no_more()
     if not rows and not toml.problems:
         toml.complain(0, "no [[tensor]] rows")
@@ -111,6 +117,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         title=title,
         path=toml.path,
         digest=digest,
+        groups=groups,
         axlearn=axlearn,
         maxtext=maxtext,
         choices=choices,
@@ -120,6 +127,14 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         arithmetic=arithmetic,
         models=models,
     )
+
+
+def _read_groups(top: Section) -> tuple[str, ...]:
+    """The headings of the parameter report; a fault does not end the reading of the file."""
+    try:
+        return top.texts("groups") if "groups" in top.values else ()
+    except Fault:
+        return ()
 
 
 def _guarded(read: Callable[[Section], _Part], section: Section | None) -> _Part | None:
@@ -145,6 +160,7 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
     axes = {str(f) for row in table.rows for t in row.expression.sources for d in t for p in d.terms for f in p}
     axes.add("layers")
     options = {row.option for row in table.rows if row.option}
+    groups = {row.group for row in table.rows}
 
     def known(name: str, names: set[str], what: str, line: int) -> None:
         if name and name not in names:
@@ -152,6 +168,8 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
 
     for row in table.rows:
         known(row.when, kinds, "kind", row.line)
+    for group in table.groups:
+        known(group, groups, "group", toml.line_of("", 0, "groups"))
     for kind in table.axlearn.cycle:
         known(kind, kinds, "kind", toml.line_of("axlearn", 0, "cycle"))
     for rule in table.config:
@@ -161,12 +179,27 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
         known(rule.has, kinds, "kind", line)
         known(rule.unless, options, "option", line)
     _check_arithmetic(toml, table)
+    _check_roles(toml, table)
     targets: dict[tuple[str, str], int] = {}
     for row in table.rows:
         for path in row.maxtext:
             other = targets.setdefault((path, row.when), row.line)
             if other != row.line:
                 toml.complain(row.line, f"target {path} is also produced by line {other}")
+
+
+def _check_roles(toml: TomlText, table: MappingTable) -> None:
+    """No layer can have a role twice: rows share one only if their kinds exclude each other."""
+    choices = {kind: choice.name for choice in table.choices for kind in choice.markers}
+    seen: dict[str, list[TensorRow]] = {}
+    for row in table.rows:
+        for role in row.roles:
+            others = seen.setdefault(role, [])
+            for other in others:
+                apart = row.when != other.when and choices.get(row.when, "") == choices.get(other.when, "") != ""
+                if not apart:
+                    toml.complain(row.line, f"role {role!r} is also that of line {other.line}")
+            others.append(row)
 
 
 def _check_arithmetic(toml: TomlText, table: MappingTable) -> None:

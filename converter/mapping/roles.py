@@ -29,5 +29,14 @@ TOP = frozenset({"embedding", "unembedding", "final_norm"})
 QUERY_SCALE, KEY_SCALE = "query_scale", "key_scale"
 """The scales of the q/k norms: RoPE turns their pairs, so that their values decide what is exact."""
 
+HEADS: Mapping[str, int] = {"query": 1, "key": 1, "value": 1, "out": 0}
+"""Role to the dimension that counts heads, N or K."""
+
+HEAD_DIM: Mapping[str, int] = {"query": 2, "key": 2, "value": 2, "query_scale": 0, "key_scale": 0, "out": 1}
+"""Role to the dimension of one head, H."""
+
+ROTATED = frozenset({"query", "key", QUERY_SCALE, KEY_SCALE})
+"""Tensors whose head dimension RoPE rotates in pairs."""
+
 EXPERT_ROLES = frozenset({"expert_wi_0", "expert_wi_1", "expert_wo"})
-"""Tensors that belong to single experts: a token uses only a part of them."""
+"""Tensors that belong to single experts, their first dimension; a token uses only a part of them."""

@@ -91,7 +91,7 @@ def read_tensor(section: Section) -> TensorRow:
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
     if optional["when"] and True not in in_layer:
         section.fail("'when' needs a row of a layer", "when")
-    roles = _roles(section, maxtext, in_layer=True in in_layer)
+    roles = _roles(section, expression, in_layer=True in in_layer)
     value = _value_rule(section, set(expression.names()))
     dtypes = _dtypes(section)
     return TensorRow(axlearn, maxtext, expression, roles=roles, value=value, line=line, dtypes=dtypes, **optional)
@@ -131,19 +131,21 @@ def _value_rule(section: Section, axes: set[str]) -> ValueRule:
     return scale
 
 
-def _roles(section: Section, targets: tuple[str, ...], *, in_layer: bool) -> tuple[str, ...]:
+def _roles(section: Section, expression: Expression, *, in_layer: bool) -> tuple[str, ...]:
     """The roles of a row's targets: one for each, or none at all."""
     if "role" not in section.values:
         return ()
     roles = section.texts("role")
-    if len(roles) != len(targets):
-        section.fail(f"{len(roles)} roles for {len(targets)} MaxText tensors; expected one for each", "role")
-    for role in roles:
+    if len(roles) != len(expression.targets):
+        section.fail(f"{len(roles)} roles for {len(expression.targets)} MaxText tensors; expected one for each", "role")
+    for role, axes in zip(roles, expression.targets, strict=True):
         if role not in RANKS:
             section.fail(f"unknown role {role!r}{suggestion(role, RANKS)}", "role")
         if (role in TOP) == in_layer:
             place = "outside of the layers" if role in TOP else "in a layer"
             section.fail(f"role {role!r} belongs to a tensor {place}", "role")
+        if len(axes) != RANKS[role]:
+            section.fail(f"role {role!r} belongs to a tensor of {RANKS[role]} dimensions, axes has {len(axes)}", "role")
     return roles
 
 

@@ -184,16 +184,18 @@ class MappingTable:
     """A whole mapping file.
 
     Attributes:
-      name: short name, such as `envy`.
+      name: short name, for messages and reports.
       title: a line for people.
       path: the file.
       digest: hash of the file's text; a plan made with another table is another plan.
+      groups: headings of the parameter report in their order; other groups follow in the order of the rows.
     """
 
     name: str
     title: str
     path: str
     digest: str
+    groups: tuple[str, ...]
     axlearn: TreeLayout
     maxtext: TreeLayout
     choices: tuple[Choice, ...]

@@ -1,18 +1,25 @@
 """The parameter report: which AXLearn tensor is which MaxText leaf, in shapes, words and counts. Reads no weights."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from converter.axes import AxisMap, Expression, Product, product_size
+from converter.axes import AxisMap, Branch, Product, product_size
 from converter.checkpoints import Target, check_pair, open_target, recorded_settings
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
+    EXPERT_ROLES,
+    HEAD_DIM,
+    HEADS,
     LAYER_AXIS,
+    ROTATED,
+    Fit,
     Match,
     MatchedRow,
+    Scale,
     Shape,
     check_model,
     converted_keys,
@@ -24,11 +31,6 @@ from converter.mapping import (
     source_arithmetic,
 )
 from converter.planning.source import evident_options, open_source
-
-GROUPS = ("embedding", "attention", "dense ffn", "moe", "norm")
-"""Order of the groups in the report; groups of other names follow."""
-
-EXPERT_AXIS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,38 +221,59 @@ def report(
       notes: what the user has to know about the source.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
-    order = {name: number for number, name in enumerate(GROUPS)}
-    rows.sort(key=lambda row: order.get(row.group, len(order)))
+    order = list(dict.fromkeys((*match.table.groups, *(row.group for row in rows))))
+    rows.sort(key=lambda row: order.index(row.group))
     known = {path for row in rows for path in row.targets}
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
     keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
     per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
-    return ParameterReport(
-        title, destination, match.table.name, tuple(rows), extra, match.sizes.get(EXPERT_AXIS, 0), per_token, notes
+    return ParameterReport(title, destination, match.table.name, tuple(rows), extra, _experts(match), per_token, notes)
+
+
+def _experts(match: Match) -> int:
+    """Experts of a layer, the first dimension of each tensor of theirs; 0 without any."""
+    firsts = (
+        branch.target_dims
+        for row in match.rows
+        for branch in row.expression.branches()
+        if row.row.roles and row.row.roles[branch.target] in EXPERT_ROLES
     )
+    dims = next(firsts, None)
+    return 0 if dims is None else product_size(_without_layers(dims)[0], match.sizes)
 
 
-def relation(expression: Expression, axis_map: AxisMap, targets: tuple[str, ...]) -> str:
+def relation(row: MatchedRow, axis_map: AxisMap) -> str:
     """What becomes of the elements, in words.
 
     Args:
-      expression: the row's axes, with the layer axis where the layouts have it.
-      axis_map: the same with sizes.
-      targets: the MaxText paths.
+      row: the row in one place.
+      axis_map: its axes with their sizes.
     """
+    expression, targets, roles = row.expression, row.targets, row.row.roles
     phrases: list[str] = []
     position = expression.sum_position()
     if position is not None:
-        phrases.append(_split_words(expression, axis_map, targets, position))
+        phrases.append(_split_words(row, axis_map, position))
     branches = expression.branches()
-    moved = _axes_words([_axis_names(branch.source_dims) for branch in branches],
-                        [_axis_names(branch.target_dims) for branch in branches])  # fmt: skip
+    # The same for all branches but for names in the sum, so the first one speaks.
+    head = _role_dim(branches[0], roles, HEAD_DIM)
+    moved = _axes_words(_axis_names(branches[0].source_dims, head), _axis_names(branches[0].target_dims, head))
     if moved:
         phrases.append(moved)
-    permuted = [branch.target for branch in branches if _pairs_reordered(branch.source_dims, branch.target_dims)]
-    if permuted:
-        names = " and ".join(_short_name(targets[number]) for number in permuted)
-        phrases.append(f"RoPE pairs re-ordered (interleaved to halves){f' on {names}' if len(branches) > 1 else ''}")
+    permuted = [branch.target for branch in branches if _reordered_inside(branch.source_dims, branch.target_dims)]
+    rotated = [number for number in permuted if roles and roles[number] in ROTATED]
+    others = [number for number in permuted if number not in rotated]
+    for numbers, words in (
+        (rotated, "RoPE pairs re-ordered (interleaved to halves)"),
+        (others, "re-ordered inside an axis"),
+    ):
+        names = " and ".join(_short_name(targets[number]) for number in numbers)
+        if numbers:
+            phrases.append(f"{words} on {names}" if len(branches) > 1 else words)
+    if isinstance(row.value, Scale):
+        phrases.append(f"values times {row.value.factor(axis_map.sizes):.6g}")
+    if isinstance(row.value, Fit):
+        phrases.append("values fitted")
     return "; ".join(phrases) or "identical"
 
 
@@ -258,7 +281,6 @@ def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapp
     axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
     found_shapes = tuple(found.get(path) for path in row.targets) if found is not None else ()
     counted = [shape for shape in found_shapes if shape is not None] if found is not None else axis_map.target_shapes
-    names = set(row.expression.names())
     return ParameterRow(
         group=row.row.group,
         sources=row.sources,
@@ -266,31 +288,42 @@ def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapp
         targets=row.targets,
         target_shapes=axis_map.target_shapes,
         found_shapes=found_shapes,
-        relation=relation(row.expression, axis_map, row.targets),
+        relation=relation(row, axis_map),
         axes=str(row.expression),
         note=row.row.note,
         source_parameters=0 if row.row.option else sum(math.prod(shapes[path]) for path in row.sources),
         target_parameters=sum(map(math.prod, counted)),
         added=bool(row.row.option),
-        # A router has an axis of experts too, but one vector for each; an expert's own weights are matrices.
-        expert=EXPERT_AXIS in names and len(names - {EXPERT_AXIS, LAYER_AXIS}) > 1,
+        expert=bool(EXPERT_ROLES & set(row.row.roles)),
     )
 
 
-def _split_words(expression: Expression, axis_map: AxisMap, targets: tuple[str, ...], position: tuple[str, int]) -> str:
+def _split_words(row: MatchedRow, axis_map: AxisMap, position: tuple[str, int]) -> str:
     side, dim = position
+    expression = row.expression
     whole = (expression.sources if side == "source" else expression.targets)[0]
     sizes = [product_size(term, axis_map.sizes) for term in whole[dim].terms]
     parts = " + ".join(map(str, sizes))
     if side == "target":
         return f"joined {parts} into {sum(sizes)}"
-    names = ", ".join(_short_name(path) for path in targets)
-    return f"{names} split {parts} of {sum(sizes)} heads" if "heads" in str(whole[dim]) else f"split {parts} ({names})"
+    names = ", ".join(_short_name(path) for path in row.targets)
+    if all(branch.source_dims[dim] == _role_dim(branch, row.row.roles, HEADS) for branch in expression.branches()):
+        return f"{names} split {parts} of {sum(sizes)} heads"
+    return f"split {parts} ({names})"
 
 
-def _axes_words(sources: list[list[str]], targets: list[list[str]]) -> str:
-    """How dimensions moved; the same for all branches but for names in the sum, so the first speaks."""
-    source, target = sources[0], targets[0]
+def _role_dim(branch: Branch, roles: tuple[str, ...], dims: Mapping[str, int]) -> Product | None:
+    """The axes of the target's dimension that `dims` names for its role; None without such a role."""
+    number = dims.get(roles[branch.target]) if roles else None
+    return None if number is None else _without_layers(branch.target_dims)[number]
+
+
+def _without_layers(dims: tuple[Product, ...]) -> list[Product]:
+    return [product for product in dims if product != (LAYER_AXIS,)]
+
+
+def _axes_words(source: list[str], target: list[str]) -> str:
+    """How dimensions moved, given their names on both sides."""
     if source == target:
         return ""
     rest = [[name for name in names if name != LAYER_AXIS] for names in (source, target)]
@@ -301,21 +334,24 @@ def _axes_words(sources: list[list[str]], targets: list[list[str]]) -> str:
             words.append(f"layer axis moved ({before} to {after})")
     elif LAYER_AXIS in source or LAYER_AXIS in target:
         words.append("layers taken apart" if LAYER_AXIS in source else "layers stacked")
-    if rest[0] != rest[1] and sorted(rest[0]) == sorted(rest[1]):
+    if rest[0] != rest[1]:
         swapped = "transposed" if len(rest[0]) == 2 else "axes re-ordered"
-        words.append(f"{swapped} ({', '.join(rest[0])} to {', '.join(rest[1])})")
+        verb = swapped if sorted(rest[0]) == sorted(rest[1]) else "reshaped"
+        words.append(f"{verb} ({', '.join(rest[0])} to {', '.join(rest[1])})")
     return "; ".join(words)
 
 
-def _axis_names(dims: tuple[Product, ...]) -> list[str]:
-    """One name a dimension; a dimension of pairs is named alike however its pairs lie."""
-    return [" ".join(sorted(map(str, product), reverse=True)).replace("pair 2", "head dim") for product in dims]
+def _axis_names(dims: tuple[Product, ...], head: Product | None) -> list[str]:
+    """One name a dimension, alike however its axes lie; `head` are the axes of one head."""
+    names = [sorted(map(str, product), reverse=True) for product in dims]
+    one_head = None if head is None else sorted(map(str, head), reverse=True)
+    return ["head dim" if name == one_head else " ".join(name) for name in names]
 
 
-def _pairs_reordered(source: tuple[Product, ...], target: tuple[Product, ...]) -> bool:
-    before = [product for product in source if len(product) > 1]
-    after = [product for product in target if len(product) > 1]
-    return any(product not in after and product[::-1] in after for product in before)
+def _reordered_inside(source: tuple[Product, ...], target: tuple[Product, ...]) -> bool:
+    """Whether a dimension has the same axes on both sides, in another order."""
+    after = [Counter(product) for product in target]
+    return any(product not in target and Counter(product) in after for product in source)
 
 
 def _short_name(path: str) -> str:

@@ -52,9 +52,9 @@ class Recorder:
         return x + " rope"
 
 
-def patched():
-    names: dict = {"DecoderBlockType": types.SimpleNamespace(ENVY="envy")}
-    exec(compile(patch_source(METHOD), "test", "exec"), names)
+def patched(*blocks: str):
+    names: dict = {"DecoderBlockType": types.SimpleNamespace(ENVY="envy", QWEN3="qwen3")}
+    exec(compile(patch_source(METHOD, blocks) if blocks else patch_source(METHOD), "test", "exec"), names)
     return names["__call__"]
 
 
@@ -62,6 +62,15 @@ def test_envy_norms_after_rope_and_others_before():
     assert patched()(Recorder("envy"), "q", "k") == ("q rope q-norm", "k rope k-norm", "v")
     assert patched()(Recorder("envy"), "q", "k", use_shared_kv=True) == ("q rope q-norm", "k", "v")
     assert patched()(Recorder("llama2"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
+
+
+def test_the_blocks_are_the_callers_choice():
+    both = patched("ENVY", "QWEN3")
+    assert (
+        both(Recorder("qwen3"), "q", "k") == both(Recorder("envy"), "q", "k") == ("q rope q-norm", "k rope k-norm", "v")
+    )
+    assert both(Recorder("llama2"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
+    assert patched()(Recorder("qwen3"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
 
 
 @pytest.mark.parametrize(
