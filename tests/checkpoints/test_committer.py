@@ -30,6 +30,12 @@ main(sys.argv[1:])
 """
 
 
+@pytest.fixture(scope="module")
+def cli(in_process: Cli) -> Cli:
+    """Commands run in this process: what counts here is what they do to files, and what they say."""
+    return in_process
+
+
 def converting(target: Path, hook: str, *options: str) -> subprocess.Popen[str]:
     """A conversion in a process of its own, with a change made to it first."""
     arguments = ["convert", "-q", str(AXLEARN / "envy-test"), str(target), *options]
@@ -41,8 +47,8 @@ def test_a_commit_travels_as_json() -> None:
     assert decode(json.loads(json.dumps(asdict(COMMIT)))) == COMMIT
 
 
-def test_the_result_says_what_both_processes_took(tmp_path: Path, cli: Any) -> None:
-    done = cli("convert", "--json", AXLEARN / "envy-test", tmp_path / "out")
+def test_the_result_says_what_both_processes_took(tmp_path: Path, process: Cli) -> None:
+    done = process("convert", "--json", AXLEARN / "envy-test", tmp_path / "out")
     assert done.code == 0, done.err
     # A Python with jax and Orbax, and one with numpy.
     assert done.document["peak_memory"] > 150 << 20

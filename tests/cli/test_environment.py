@@ -1,5 +1,6 @@
 """Whatever the environment says, work is done on the CPU with the same result."""
 
+import json
 import os
 from pathlib import Path
 
@@ -29,19 +30,28 @@ MACHINES = {
 
 
 @pytest.fixture(scope="module")
-def plain(cli: Cli) -> dict[str, float]:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.jsonl"
+    file.write_text(json.dumps(list(range(20))))
+    return file
+
+
+@pytest.fixture(scope="module")
+def plain(cli: Cli, tokens: Path) -> dict[str, float]:
     """The figures of the logits without such variables."""
-    document = cli("logits", SOURCE, "--json").document
+    document = cli("logits", SOURCE, "--tokens", tokens, "--json").document
     return {name: document[name] for name in ("mean", "deviation")}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_results_do_not_depend_on_it(machine: str, plain: dict[str, float], tmp_path: Path, cli: Cli) -> None:
+def test_results_do_not_depend_on_it(
+    machine: str, plain: dict[str, float], tokens: Path, tmp_path: Path, cli: Cli
+) -> None:
     variables, out = MACHINES[machine], tmp_path / "out"
     for arguments in (["convert", SOURCE, out, "-q"], ["verify", SOURCE, out, "-q"]):
         done = cli(*arguments, **variables)
         assert (done.code, done.err) == (0, "")
-    found = cli("logits", SOURCE, "--json", **variables)
+    found = cli("logits", SOURCE, "--tokens", tokens, "--json", **variables)
     assert (found.code, found.err) == (0, "")
     assert {name: found.document[name] for name in plain} == plain
 

@@ -11,7 +11,7 @@ import pytest
 
 from converter import launch
 from converter.mapping.bundled import table_names, table_path
-from tests.conftest import AXLEARN
+from tests.conftest import AXLEARN, Cli
 from tests.helpers.installation import ROOT, hostile, install, ran
 
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
@@ -58,7 +58,8 @@ def test_nothing_takes_the_place_of_our_modules(
 
 
 def test_logits_import_nothing_of_the_current_directory(installed: Path, trap: Path) -> None:
-    done = run("-m", "ax2mt", "logits", SOURCE, cwd=trap, PYTHONPATH=str(installed))
+    (trap / "tokens.jsonl").write_text("[1, 2, 3]")
+    done = run("-m", "ax2mt", "logits", SOURCE, "--tokens", "tokens.jsonl", cwd=trap, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert ran(trap) == []
 
@@ -134,25 +135,14 @@ def test_an_early_interruption_is_no_traceback(module: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_closed_descriptors_are_never_those_of_the_files_written(closed: str, tmp_path: Path, cli: Run) -> None:
+def test_closed_descriptors_are_never_those_of_the_files_written(closed: str, tmp_path: Path, in_process: Cli) -> None:
     out = tmp_path / "out"
     shell = f'exec "$@" {closed}'
-    command = [
-        "sh",
-        "-c",
-        shell,
-        "sh",
-        sys.executable,
-        "-m",
-        "converter",
-        "convert",
-        str(SOURCE),
-        str(out),
-        "--rewrite",
-    ]
+    program = [sys.executable, "-m", "converter"]
+    command = ["sh", "-c", shell, "sh", *program, "convert", str(SOURCE), str(out), "--rewrite"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert cli("verify", SOURCE, out, "-q").code == 0  # type: ignore[attr-defined]
+    assert in_process("verify", SOURCE, out, "-q").code == 0
 
 
 def test_a_removed_current_directory(tmp_path: Path) -> None:

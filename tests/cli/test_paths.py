@@ -45,10 +45,10 @@ def work(tmp_path: Path, converted: Callable[..., Path]) -> Path:
     ],
     ids=" ".join,
 )
-def test_every_command_takes_relative_paths(arguments: tuple[str, ...], work: Path, cli: Cli) -> None:
+def test_every_command_takes_relative_paths(arguments: tuple[str, ...], work: Path, in_process: Cli) -> None:
     words = [word.format(work=str(work).replace(" ", "%20")) for word in arguments]
     cwd = work / "sub" if words[1].startswith("../sub") else work
-    done = cli(*words, cwd=cwd)
+    done = in_process(*words, cwd=cwd)
     assert done.code == 0, done.err
     # Reports say what the user said.
     shown = {
@@ -231,9 +231,11 @@ def test_sources_that_no_library_opens(
     assert run([command, str(tmp_path / "link"), *second]) == 0
 
 
-def test_inspect_says_that_a_name_cannot_be_read(tmp_path: Path, converted: Callable[..., Path], cli: Cli) -> None:
+def test_inspect_says_that_a_name_cannot_be_read(
+    tmp_path: Path, converted: Callable[..., Path], in_process: Cli
+) -> None:
     shutil.copytree(converted("envy-test", store="ocdbt"), tmp_path / "a\\b")
-    done = cli("inspect", tmp_path / "a\\b", "--json")
+    done = in_process("inspect", tmp_path / "a\\b", "--json")
     assert done.code == 0, done.err
     assert done.document["kind"] == "maxtext-checkpoint"
     assert done.document["missing"] == [r"a name that can be read: TensorStore takes a backslash '\' in a name for '/'"]

@@ -42,7 +42,7 @@ def test_a_reader_may_stop_reading(arguments: list[str]) -> None:
     assert (done.returncode, lines(done)) == (0, [])
 
 
-def test_the_outcome_of_work_stands(tmp_path: Path, cli: Cli) -> None:
+def test_the_outcome_of_work_stands(tmp_path: Path, in_process: Cli) -> None:
     out = tmp_path / "out"
     lost = "ax2mt: the output on stdout is incomplete: No space left on device"
     done = shell('"$@" >/dev/full', "convert", EQUAL, str(out))
@@ -55,7 +55,7 @@ def test_the_outcome_of_work_stands(tmp_path: Path, cli: Cli) -> None:
     (out / "0/items/params.params.decoder.decoder_norm.scale/zarr.json").unlink()
     assert shell('"$@" >/dev/full', "verify", EQUAL, str(out)).returncode == 6
     assert shell('"$@" >/dev/full', "convert", EQUAL, str(out), "--json").returncode == 5
-    assert cli("inspect", out).code == 0
+    assert in_process("inspect", out).code == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
@@ -81,10 +81,11 @@ def test_paths_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("terminal", "steers"), [("dumb", False), ("", False), ("xterm", True)])
-def test_a_terminal_gets_what_it_understands(terminal: str, steers: bool) -> None:
+def test_a_terminal_gets_what_it_understands(terminal: str, steers: bool, tmp_path: Path) -> None:
+    (tmp_path / "tokens.jsonl").write_text("[1, 2, 3]")
     ours, theirs = pty.openpty()
     variables = {"TERM": terminal, "COLUMNS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "converter", "logits", UNEQUAL]
+    command = [sys.executable, "-m", "converter", "logits", UNEQUAL, "--tokens", str(tmp_path / "tokens.jsonl")]
     with open(os.devnull, "wb") as nowhere:
         done = subprocess.run(command, stdout=nowhere, stderr=theirs, check=False, env={**os.environ, **variables})
     os.close(theirs)

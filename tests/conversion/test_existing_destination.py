@@ -46,6 +46,12 @@ def mount() -> Iterator[Mount]:
         mounts.remove(place)
 
 
+@pytest.fixture(scope="module")
+def cli(in_process: Cli) -> Cli:
+    """Commands run in this process: what counts here is what they do to files, and what they say."""
+    return in_process
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_an_empty_directory_is_filled(store: str, tmp_path: Path, cli: Cli) -> None:
     target = tmp_path / "out"

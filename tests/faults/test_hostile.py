@@ -1,8 +1,10 @@
 """Checkpoints and tables made to harm: nothing is written elsewhere, no code run, memory stays bounded."""
 
+import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,6 +173,7 @@ def test_a_plan_of_a_shape_without_data(route: tuple[str, ...], chunk: int, tmp_
     assert peak < MAX_RESIDENT
 
 
+@functools.cache
 def bomb(size: int, content_size: bool) -> bytes:
     """A frame of some kilobytes that expands to `size` zeros."""
     compressor = zstandard.ZstdCompressor(level=1, write_content_size=content_size).compressobj(
@@ -180,15 +183,32 @@ def bomb(size: int, content_size: bool) -> bytes:
     return b"".join([*(compressor.compress(zeros) for _ in range(size >> 20)), compressor.flush()])
 
 
+LARGE = {**SMALL, "embed": 128, "moe_mlp": 512, "head_dim": 2048}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with chunks of some megabytes; shared, so that tests change links to it."""
+    return write_checkpoint(tmp_path_factory.mktemp("large") / STEP, envy_tensors(LARGE))
+
+
+def linked(source: Path, target: Path) -> Path:
+    """A copy of a checkpoint that shares its files: one is changed by putting another in its place."""
+    return Path(shutil.copytree(source, target, copy_function=os.link))
+
+
 @pytest.mark.parametrize("content_size", [True, False])
 @pytest.mark.parametrize("path", [EXPERTS, QKV, SCALE], ids=["passed", "rewritten", "scale"])
 @pytest.mark.parametrize("option", [["--check"], ["--link"], []], ids=["check", "link", "plain"])
-def test_a_chunk_that_expands_past_its_size(path: str, content_size: bool, option: list[str], tmp_path: Path) -> None:
-    dims = {**SMALL, "embed": 128, "moe_mlp": 512, "head_dim": 2048}
-    source = write_checkpoint(tmp_path / STEP, envy_tensors(dims))
-    key = ".".join("0" * len(envy_shapes(dims)[path]))
+def test_a_chunk_that_expands_past_its_size(
+    path: str, content_size: bool, option: list[str], large: Path, tmp_path: Path
+) -> None:
+    source = linked(large, tmp_path / STEP)
+    key = ".".join("0" * len(envy_shapes(LARGE)[path]))
     file = source / "gda" / path / key
-    file.write_bytes(bomb(1 << 30, content_size)[: file.stat().st_size * 2])
+    size = file.stat().st_size
+    file.unlink()
+    file.write_bytes(bomb(1 << 30, content_size)[: size * 2])
     message = harmless(3, "convert", "-q", source, tmp_path / "out", *option, "--max-memory", "64MiB")
     assert f"{path}: chunk {key}" in message
     nothing_published(tmp_path, STEP)
@@ -208,7 +228,7 @@ def test_a_chunk_of_another_compressor_that_expands(compressor: str, tmp_path: P
     content["order"] = "F"
     content["compressor"] = {"id": compressor, "level": 1}
     (place / ".zarray").write_text(json.dumps(content))
-    zeros = bytes(1 << 30)
+    zeros = bytes(512 << 20)  # more than the limit, decoded
     pack = {"zlib": zlib.compress, "bz2": bz2.compress, "gzip": gzip.compress, "zstd": lambda d: bomb(len(d), True)}
     (place / "0.0.0.0").write_bytes(pack[compressor](zeros)[: 2 << 20])
     message = harmless(3, "convert", "-q", source, tmp_path / "out")

@@ -26,6 +26,12 @@ EMA = "the checkpoint holds two sets of weights: the raw parameters are converte
 
 
 @pytest.fixture(scope="module")
+def cli(in_process: Cli) -> Cli:
+    """Commands run in this process: what counts here is what they do to files, and what they say."""
+    return in_process
+
+
+@pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory, cli: Cli) -> Path:
     target = tmp_path_factory.mktemp("result") / "out"
     assert cli("convert", "-q", UNCOMMITTED, target).code == 0

@@ -163,16 +163,16 @@ def keep_result(method, results):
     return wrapped
 
 
-def test_the_budget_holds_for_long_sequences(cli: Cli, tmp_path: Path):
+def test_the_budget_holds_for_long_sequences(process: Cli, tmp_path: Path):
     tensors = envy_tensors(dimensions(64, 1, 8, 8, 64, 2048, 2048, 4, 32768))
     source = str(write_checkpoint(tmp_path / "step_00000100", tensors))
     ids = built_in(32768, 2500).ids
     needed = working_memory(open_model(source).weights, [Variant(AXLEARN)], len(ids)) + INTERPRETER
     (tmp_path / "tokens.jsonl").write_text(json.dumps(ids.tolist()))
     arguments = "logits", source, "--tokens", tmp_path / "tokens.jsonl", "--json", "--max-memory"
-    refused = cli(*arguments, needed - 1)
+    refused = process(*arguments, needed - 1)
     assert (refused.code, refused.document["error"]["kind"]) == (2, "usage")
-    done = cli(*arguments, needed)
+    done = process(*arguments, needed)
     assert done.code == 0, done.err
     assert done.document["peak_memory"] <= needed
 

@@ -7,7 +7,7 @@ from converter.conversion.run import Request, Result, convert
 from converter.planning.options import Options
 from converter.work import Silent
 
-REQUEST = ("jobs", "overwrite", "fresh", "require_exact", "step", "settings")
+REQUEST = ("jobs", "mapping", "overwrite", "fresh", "require_exact", "step", "settings")
 
 
 def run(source: Path, target: Path, **options: Any) -> Result:

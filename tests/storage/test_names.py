@@ -90,10 +90,10 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_names_of_all_kinds(name: str, tmp_path: Path, cli: Cli) -> None:
+def test_names_of_all_kinds(name: str, tmp_path: Path, cli: Cli, in_process: Cli) -> None:
     source = write_checkpoint(tmp_path / name / "step_00000100", envy_tensors())
     target = tmp_path / f"{name} out"
-    done = cli("convert", source, target, "--json")
+    done = in_process("convert", source, target, "--json")
     assert done.code == 0, done.err
     assert done.document["destination"] == str(target)
     assert os.path.isfile(target / "maxtext.yml")
