@@ -96,7 +96,7 @@ import subprocess
 program = '''
 import contextlib, sys
 sys.path.insert(0, {root!r})
-from converter import orbax
+from converter.checkpoints import orbax_commit as orbax
 orbax._without_wildcards = contextlib.nullcontext
 from converter.checkpoints.commit_process import main
 main()

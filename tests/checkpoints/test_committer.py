@@ -23,7 +23,7 @@ COMMIT = Commit("/out", "files", (LEAF,), {"scan_layers": True})
 
 CLI = """
 import os, sys
-from converter import committer
+from converter.checkpoints import committer
 {hook}
 from converter.cli.app import main
 main(sys.argv[1:])

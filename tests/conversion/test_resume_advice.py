@@ -26,14 +26,22 @@ def stop(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("command", "where", "expected"),
     [
-        (["convert", SOURCE, "{out}"], "convert.run", "; run the same command again to resume"),
-        (["convert", SOURCE, "{out}", "--fresh"], "convert.run", "; run the same command without --fresh to resume"),
-        (["verify", SOURCE, "{done}"], "verify.verify", "; run the same command again: it starts from the beginning"),
-        (["verify", "{done}"], "verify_digests.verify_digests", "; run the same command again: it starts from the beg"),
-        (["logits", SOURCE], "logits.logits", "; run the same command again: it starts from the beginning"),
-        (["plan", SOURCE], "source.open_source", ""),
-        (["params", SOURCE], "parameters.make_report", ""),
-        (["inspect", SOURCE], "inspection.inspect", ""),
+        (["convert", SOURCE, "{out}"], "conversion.run.run", "; run the same command again to resume"),
+        (
+            ["convert", SOURCE, "{out}", "--fresh"],
+            "conversion.run.run",
+            "; run the same command without --fresh to resume",
+        ),
+        (
+            ["verify", SOURCE, "{done}"],
+            "verification.verify",
+            "; run the same command again: it starts from the beginning",
+        ),
+        (["verify", "{done}"], "verification.verify_digests", "; run the same command again: it starts from the beg"),
+        (["logits", SOURCE], "forward.logits", "; run the same command again: it starts from the beginning"),
+        (["plan", SOURCE], "planning.open_source", ""),
+        (["params", SOURCE], "planning.make_report", ""),
+        (["inspect", SOURCE], "checkpoints.inspect", ""),
     ],
 )
 def test_interrupted(

@@ -100,7 +100,7 @@ def converts_as_far_as(source: Path, *arguments: object) -> tuple[int, str]:
     target = source.parent / "out"
     err = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
-        patch.setattr("converter.checkpoints.committer.Committer", NoCommit)
+        patch.setattr("converter.checkpoints.Committer", NoCommit)
         code = run_cli([*map(str, ("convert", "-q", source, target, *arguments))])
     assert code in DOCUMENTED, err.getvalue()
     assert "Traceback" not in err.getvalue()
