@@ -20,7 +20,9 @@ from tests.helpers import mounts
 # isort: split
 # Imported here, so that conversions in this process let Orbax commit in it: one process each would take twice as long.
 import converter.checkpoints.orbax_commit  # noqa: F401
+from converter.storage import STORAGES
 from tests.helpers import environments
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
 
 # No deadline: the machine that runs this may be busy. The same examples each time: a failure is never luck.
@@ -136,6 +138,14 @@ def oldest_orbax() -> Iterator[Restorer]:
     restorer = Restorer(environments.interpreter(environments.ORBAX))
     yield restorer
     restorer.close()
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> FaultyStorage:
+    """The local storage of this process from now on; it fails where it is told to."""
+    storage = FaultyStorage()
+    monkeypatch.setitem(STORAGES, "", storage)
+    return storage
 
 
 @pytest.fixture(params=["newest_orbax", "oldest_orbax"])

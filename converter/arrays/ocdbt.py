@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from crc32c import crc32c
 
+from converter.storage import storage_of
+
 MANIFEST_NAME = "manifest.ocdbt"
 CHUNKS = "chunks"
 """Where our databases have their chunks; any place below the database will do."""
@@ -41,11 +43,13 @@ def write_index(directory: str, node_path: str, values: Mapping[str, str]) -> No
       OSError: a file is missing, or cannot be written.
     """
     keys = sorted(values, key=str.encode)
-    sizes = [os.stat(os.path.join(directory, values[key])).st_size for key in keys]
+    storage = storage_of(directory)
+    sizes = [storage.stat(os.path.join(directory, values[key])).size for key in keys]
     node = _node([key.encode() for key in keys], [values[key].encode() for key in keys], sizes)
-    os.makedirs(os.path.dirname(os.path.join(directory, node_path)), exist_ok=True)
-    _write(os.path.join(directory, node_path), node)
-    _write(os.path.join(directory, MANIFEST_NAME), _manifest(node_path.encode(), len(node), len(keys), sum(sizes)))
+    storage.make_directory(os.path.dirname(os.path.join(directory, node_path)))
+    storage.write(os.path.join(directory, node_path), node)
+    manifest = _manifest(node_path.encode(), len(node), len(keys), sum(sizes))
+    storage.write(os.path.join(directory, MANIFEST_NAME), manifest)
 
 
 def _node(keys: Sequence[bytes], paths: Sequence[bytes], sizes: Sequence[int]) -> bytes:
@@ -114,8 +118,3 @@ def _varint(value: int) -> bytes:
 
 def _varints(values: Iterable[int]) -> bytes:
     return b"".join(map(_varint, values))
-
-
-def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)

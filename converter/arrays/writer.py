@@ -17,7 +17,7 @@ from converter.arrays.digest import start_chunk
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.zarr import array_metadata
 from converter.errors import DestinationError, SourceError
-from converter.storage import ChunkFile, open_chunk_file, write_error
+from converter.storage import Reader, Writer, storage_of, write_error
 
 READ_SIZE = 4 << 20
 TAKE_SIZE = 1 << 20
@@ -44,14 +44,15 @@ class LeafStore:
         """
         self.leaf = leaf
         self.directory = directory
+        self._storage = storage_of(directory)
         self.digests: dict[tuple[int, ...], int] = {}
         self._database_key = database_key
         self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
         path = self._metadata_path()
         try:
-            os.makedirs(self._chunk_directory, exist_ok=True)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            _write_small(path, json.dumps(array_metadata(leaf), separators=(",", ":")).encode())
+            self._storage.make_directory(self._chunk_directory)
+            self._storage.make_directory(os.path.dirname(path))
+            self._storage.write(path, json.dumps(array_metadata(leaf), separators=(",", ":")).encode())
         except OSError as error:
             raise write_error(path, error) from None
 
@@ -85,14 +86,19 @@ class LeafStore:
         Raises:
           DestinationError: it cannot be written.
         """
-        file = self._create(index, size)
+        name = self._name(index)
+        try:
+            self._make_parents(name)
+            file = self._storage.create(name, size)
+        except OSError as error:
+            raise write_error(name, error) from None
         writer = ChunkWriter(file, index, with_crc=self.leaf.encoding.crc32c)
         try:
             fill(writer)
             writer.commit()
         except OSError as error:
             file.abort()
-            raise write_error(self._name(index), error) from None
+            raise write_error(name, error) from None
         except BaseException:
             file.abort()
             raise
@@ -108,10 +114,9 @@ class LeafStore:
         target = self._name(index)
         try:
             self._make_parents(target)
-            if not (os.path.lexists(target) and os.path.samefile(source, target)):
-                os.link(os.path.realpath(source), target)
+            self._storage.link(source, target)
         except OSError as error:
-            if not os.path.exists(source):
+            if storage_of(source).missing((source,)):
                 raise SourceError(f"{source}: was removed while the source was read") from None
             raise DestinationError(
                 f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
@@ -123,7 +128,7 @@ class LeafStore:
         if not self.leaf.encoding.crc32c:
             return False
         sums = _Checksums(index, with_crc=True)
-        if not sums.matches(_pieces(self._name(index))):
+        if not sums.matches(self._pieces(self._name(index))):
             return False
         self.digests[index] = sums.digest()
         return True
@@ -134,7 +139,7 @@ class LeafStore:
         others = [self._metadata_path()]
         if self._database_key is not None:
             others += [os.path.join(self.directory, name) for name in (MANIFEST_NAME, ROOT)]
-        return sum(not os.path.isfile(path) for path in itertools.chain(others, chunks))
+        return len(self._storage.missing(itertools.chain(others, chunks)))
 
     def _chunk_keys(self) -> Iterator[str]:
         return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
@@ -147,42 +152,23 @@ class LeafStore:
     def _name(self, index: tuple[int, ...]) -> str:
         return os.path.join(self._chunk_directory, self.leaf.encoding.chunk_key(index))
 
-    def _create(self, index: tuple[int, ...], size: int) -> ChunkFile:
-        path = self._name(index)
-        try:
-            self._make_parents(path)
-            return open_chunk_file(path, size)
-        except OSError as error:
-            raise write_error(path, error) from None
-
     def _make_parents(self, path: str) -> None:
         """Nested keys have directories of their own.
 
         The leaf's own is never made anew: had it vanished, then so had the chunks that were in it.
         """
         parent = os.path.dirname(path)
-        if parent != self._chunk_directory and os.path.isdir(self._chunk_directory):
-            os.makedirs(parent, exist_ok=True)
+        if parent != self._chunk_directory and self._storage.is_directory(self._chunk_directory):
+            self._storage.make_directory(parent)
 
-
-def _write_small(path: str, data: bytes) -> None:
-    file = ChunkFile(path)
-    try:
-        file.write(data)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
-
-
-def _pieces(path: str) -> Iterator[bytes]:
-    """The content of a file, or nothing where it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while piece := file.read(READ_SIZE):
-                yield piece
-    except OSError:
-        return
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a chunk, or nothing where it cannot be read."""
+        try:
+            with self._storage.open(name) as file:
+                while piece := file.read(READ_SIZE):
+                    yield piece
+        except OSError:
+            return
 
 
 class _Checksums:
@@ -224,10 +210,9 @@ class _Checksums:
 class ChunkWriter:
     """Writes the bytes of one chunk, with their checksum at the end."""
 
-    def __init__(self, file: ChunkFile, index: tuple[int, ...], *, with_crc: bool):
+    def __init__(self, file: Writer, index: tuple[int, ...], *, with_crc: bool):
         self._file = file
         self._sums = _Checksums(index, with_crc=with_crc)
-        self.takes_pages = file.takes_pages
 
     def write(self, data: Any) -> None:
         """Takes the next bytes."""
@@ -240,17 +225,14 @@ class ChunkWriter:
             self._sums.add(room[:count])
             self._file.added(count)
 
-    def add(self, data: Any) -> None:
-        """Counts bytes that reach the chunk on another way: with `clone` or `write_pages`."""
-        self._sums.add(data)
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
+        """Takes all bytes of a blob and shows each piece; see `Writer.copy_from`."""
 
-    def clone(self, source: int) -> bool:
-        """Takes all bytes of an open file without copying them, where the file system can; tells whether it did."""
-        return self._file.clone(source)
+        def add(piece: memoryview) -> None:
+            look(piece)
+            self._sums.add(piece)
 
-    def write_pages(self, pages: memoryview) -> None:
-        """Takes whole pages of memory; only where `takes_pages` says so, and before any `write`."""
-        self._file.write_pages(pages)
+        self._file.copy_from(source, add)
 
     def commit(self) -> None:
         """Makes the chunk appear."""

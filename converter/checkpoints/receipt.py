@@ -20,7 +20,7 @@ import xxhash
 
 from converter.arrays import CHUNKS, MANIFEST_NAME
 from converter.checkpoints.names import METADATA_KEY, RECEIPT_NAME
-from converter.storage import has_litter_in, without_litter
+from converter.storage import has_litter_in, storage_of, without_litter
 
 VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
@@ -143,8 +143,7 @@ def write_receipt(directory: str, origin: Origin) -> str:
         "files": files,
     }
     path = os.path.join(directory, RECEIPT_NAME)
-    with open(path, "wb") as file:
-        file.write(_render(document))
+    storage_of(directory).write(path, _render(document))
     return path
 
 
@@ -184,8 +183,7 @@ def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
 def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
     """The receipt, checked against its own digest; or None and the reason."""
     try:
-        with open(os.path.join(directory, RECEIPT_NAME), "rb") as file:
-            data = file.read(MAX_RECEIPT_BYTES + 1)
+        data = storage_of(directory).read(os.path.join(directory, RECEIPT_NAME), MAX_RECEIPT_BYTES + 1)
     except FileNotFoundError:
         return None, "is missing"
     except OSError as error:
@@ -223,7 +221,7 @@ def file_digest(path: str) -> dict[str, Any]:
     """Size in bytes and xxh3_128 of a file."""
     state = xxhash.xxh3_128()
     size = 0
-    with open(path, "rb") as file:
+    with storage_of(path).open(path) as file:
         while data := file.read(_READ_BYTES):
             state.update(data)
             size += len(data)

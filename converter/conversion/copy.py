@@ -1,10 +1,7 @@
 """The pass route: compressed chunks of the source become chunks of the target as they are."""
 
-import errno
-import mmap
-import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from converter.arrays import (
     MAX_HEADER,
@@ -16,13 +13,7 @@ from converter.arrays import (
     frame_header,
 )
 from converter.errors import SourceError
-from converter.storage import PAGE
-
-COPY_SIZE = 1 << 20
-"""Small enough that what was read is still in the processor's cache when it is summed and written."""
-
-MAPPED_SIZE = 2 << 20
-"""Bytes of pages that are written at once: they count as this process's memory meanwhile."""
+from converter.storage import Reader, ReadError, storage_of
 
 
 def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -43,16 +34,19 @@ def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
       SourceError: the chunk cannot be read, or is not one whole chunk of this array.
       DestinationError: it cannot be written.
     """
-    where = array.chunk_label(index)
-    descriptor = _open(array, index, where)
-    try:
-        _check_head(array, index, descriptor, where)
-        size = os.fstat(descriptor).st_size
-        reader = _ChunkReader(array, descriptor, size, where)
-        store.store_chunk(target_index(index, store.leaf.encoding.order), size, reader.copy_to)
+    with _open(array, index) as (chunk, where):
+        _check_head(array, index, chunk, where)
+        size = chunk.size()
+        check = None if array.compressor is None else FrameCheck(array.chunk_bytes, where)
+        look: Callable[[memoryview], None] = check.feed if check else lambda _: None
+
+        def fill(writer: ChunkWriter) -> None:
+            writer.copy_from(chunk, look)
+            if check:
+                check.finish()
+
+        store.store_chunk(target_index(index, store.leaf.encoding.order), size, fill)
         return size
-    finally:
-        os.close(descriptor)
 
 
 def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
@@ -65,92 +59,37 @@ def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
       SourceError: the chunk cannot be read, or is not a chunk of this array.
       DestinationError: it cannot be linked.
     """
-    where = array.chunk_label(index)
-    descriptor = _open(array, index, where)
-    try:
-        _check_head(array, index, descriptor, where)
-        size = os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    with _open(array, index) as (chunk, where):
+        _check_head(array, index, chunk, where)
+        size = chunk.size()
     store.link_chunk(target_index(index, store.leaf.encoding.order), array.chunk_file(index))
     return size
 
 
-class _ChunkReader:
-    """Reads a chunk's file from front to back, once."""
-
-    def __init__(self, array: Array, descriptor: int, size: int, where: str):
-        self.descriptor = descriptor
-        self.size = size
-        self.where = where
-        self.done = 0
-        self.buffer = memoryview(bytearray(min(COPY_SIZE, size)))
-        self.check = None if array.compressor is None else FrameCheck(array.chunk_bytes, where)
-
-    def copy_to(self, writer: ChunkWriter) -> None:
-        """Copies the whole file: by sharing its blocks on disk, by direct writes of its pages, or piece by piece.
-
-        Its bytes are read in any case, for their checksum.
-        """
-        take = writer.write
-        if writer.clone(self.descriptor):
-            take = writer.add
-        elif writer.takes_pages:
-            for start in range(0, self.size // PAGE * PAGE, MAPPED_SIZE):
-                count = min(MAPPED_SIZE, self.size // PAGE * PAGE - start)
-                self._read_to(start + count, writer.add)
-                self._write_pages(start, count, writer)
-        self._read_to(self.size, take)
-        if self.check is not None:
-            self.check.finish()
-        if os.fstat(self.descriptor).st_size != self.size:
-            raise SourceError(f"{self.where}: changed its size while it was read")
-
-    def _read_to(self, end: int, take: Callable[[Any], None]) -> None:
-        while self.done < end:
-            count = _read(os.readv, self.where, self.descriptor, [self.buffer[: end - self.done]])
-            if not count:
-                raise SourceError(f"{self.where}: became shorter while it was read ({self.done} of {self.size} bytes)")
-            self.done += count
-            if self.check is not None:
-                self.check.feed(self.buffer[:count])
-            take(self.buffer[:count])
-
-    def _write_pages(self, start: int, count: int, writer: ChunkWriter) -> None:
-        """Writes the pages that the kernel holds since they were read; no copy of them is made.
-
-        Only system calls touch the mapping: what they cannot read, of a file cut short meanwhile, is an error for them.
-        """
-        mapping = mmap.mmap(self.descriptor, count, prot=mmap.PROT_READ, offset=start)
-        try:
-            writer.write_pages(memoryview(mapping))
-        except OSError as error:
-            if error.errno == errno.EFAULT:
-                raise SourceError(f"{self.where}: became shorter while it was read") from None
-            raise
-        # Unmapped when the last view of it is gone; after an error its traceback still holds one.
-
-
-def _open(array: Array, index: tuple[int, ...], where: str) -> int:
-    path = array.chunk_file(index)
+@contextmanager
+def _open(array: Array, index: tuple[int, ...]) -> Iterator[tuple[Reader, str]]:
+    """An open chunk and its name for messages; what cannot be read of it in the block is the source's fault."""
+    where, path = array.chunk_label(index), array.chunk_file(index)
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        chunk = storage_of(path).open(path)
     except OSError as error:
         raise SourceError(f"{where}: {path} cannot be read: {error.strerror}") from None
+    with chunk:
+        try:
+            yield chunk, where
+        except ReadError as error:
+            raise SourceError(f"{where}: {error}") from None
 
 
-def _read(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except OSError as error:
-        raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
-
-
-def _check_head(array: Array, index: tuple[int, ...], descriptor: int, where: str) -> None:
+def _check_head(array: Array, index: tuple[int, ...], chunk: Reader, where: str) -> None:
     """Sees that a chunk has the size that it should decode to, as far as that takes no reading of it all."""
     if array.compressor is None:
-        size = os.fstat(descriptor).st_size
-        if size != array.chunk_bytes:
-            raise SourceError(f"{where}: {size} bytes, the chunk has {array.chunk_bytes}")
-    elif not frame_header(_read(os.pread, where, descriptor, MAX_HEADER, 0), array.chunk_bytes, where).has_size:
+        if chunk.size() != array.chunk_bytes:
+            raise SourceError(f"{where}: {chunk.size()} bytes, the chunk has {array.chunk_bytes}")
+        return
+    try:
+        head = chunk.read_range(0, MAX_HEADER)
+    except OSError as error:
+        raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
+    if not frame_header(head, array.chunk_bytes, where).has_size:
         check_chunk(array, index)

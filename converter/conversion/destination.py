@@ -1,12 +1,11 @@
 """The destination: what is refused before any work. How a checkpoint takes its place there is in `publishing`."""
 
 import os
-import shutil
 
 from converter.checkpoints import AXLEARN, CONFIG_NAME, checkpoint_kind, is_maxtext_checkpoint
 from converter.errors import DestinationError, SourceError
 from converter.location import check_committable, locate
-from converter.storage import PART, without_litter
+from converter.storage import storage_of, without_litter
 from converter.words import format_size
 
 SUFFIX = ".ax2mt-wip"
@@ -14,12 +13,8 @@ SUFFIX = ".ax2mt-wip"
 
 JOURNAL_SUFFIX = ".ax2mt-wip.json"
 
-LONGEST_NAME = 255
-"""Bytes of a name, where the file system does not say."""
-
-LONGEST_PATH = 4096
 LONGEST_BELOW = 512
-"""Bytes of a path in Linux, and those that a chunk's path takes below the destination at most, temporary names too."""
+"""Bytes of a path that a chunk takes below the destination at most, temporary names too."""
 
 RESERVE = 64 << 20
 """Bytes that must stay free beyond what we expect to write: metadata, and chunks that compress a little worse."""
@@ -32,7 +27,8 @@ def resolve_destination(path: str) -> str:
       DestinationError: it is not a local path.
     """
     target = locate(path, DestinationError).path
-    return os.path.realpath(target) if os.path.isdir(target) else target
+    storage = storage_of(target)
+    return storage.resolve(target) if storage.is_directory(target) else target
 
 
 def check_destination(path: str, source: str, *, overwrite: bool) -> str:
@@ -54,14 +50,15 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     check_committable(target, DestinationError)
     _check_length(target)
     check_overlap(target, source)
-    if os.path.ismount(target):
+    storage = storage_of(target)
+    if storage.is_mount(target):
         raise DestinationError(f"{target}: is a mount point, which cannot be replaced; give a directory below it")
-    if not os.path.lexists(target):
+    if not storage.exists(target):
         return target
-    if not os.path.isdir(target):
+    if not storage.is_directory(target):
         raise DestinationError(f"{target}: exists and is no directory; give a new directory")
     try:
-        names = without_litter(os.listdir(target))
+        names = without_litter(blob.name for blob in storage.list(target))
     except OSError as error:
         raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
     if not names:
@@ -84,21 +81,16 @@ def _shown(names: list[str]) -> str:
 
 def _check_length(target: str) -> None:
     """Refuses names that leave no room for the work area's name beside them, or for the files below."""
-    parent, name = os.path.split(target)
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
-    try:
-        longest = os.pathconf(parent, "PC_NAME_MAX")
-    except (OSError, ValueError):
-        longest = LONGEST_NAME
-    rooms = [(part, longest) for part in target.split("/")[:-1]]
-    for part, room in (*rooms, (name, longest - len(JOURNAL_SUFFIX + PART))):
+    *parents, name = target.split("/")
+    limits = storage_of(target).limits(target)
+    rooms = [(part, limits.name) for part in parents]
+    for part, room in (*rooms, (name, limits.blob - len(JOURNAL_SUFFIX))):
         length = len(os.fsencode(part))
         if length > room:
             raise DestinationError(
                 f"{target}: the name is too long: {length} bytes, at most {room}; give a shorter name"
             )
-    length, room = len(os.fsencode(target)), LONGEST_PATH - LONGEST_BELOW
+    length, room = len(os.fsencode(target)), limits.path - LONGEST_BELOW
     if length > room:
         raise DestinationError(f"{target}: the path is too long: {length} bytes, at most {room}; give a shorter path")
 
@@ -113,7 +105,8 @@ def check_overlap(target: str, source: str) -> None:
     Raises:
       DestinationError: they overlap, symbolic links followed.
     """
-    real, real_source = os.path.realpath(target), os.path.realpath(locate(source, SourceError).path)
+    source_place = locate(source, SourceError).path
+    real, real_source = storage_of(target).resolve(target), storage_of(source_place).resolve(source_place)
     for place in (real, real + SUFFIX, real + JOURNAL_SUFFIX):
         if os.path.commonpath([place, real_source]) in (place, real_source):
             raise DestinationError(f"{place}: overlaps the source {source}; give a directory outside of it")
@@ -125,11 +118,9 @@ def check_space(path: str, needed: int) -> None:
     Raises:
       DestinationError: with the bytes needed and free.
     """
-    place = path
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    free = shutil.disk_usage(place).free
-    if free < needed + RESERVE:
+    space = storage_of(path).space(path)
+    if space is not None and space.free < needed + RESERVE:
         raise DestinationError(
-            f"{path}: too little room: {format_size(needed + RESERVE)} needed, {format_size(free)} free on {place}"
+            f"{path}: too little room: {format_size(needed + RESERVE)} needed, {format_size(space.free)} free on "
+            f"{space.place}"
         )

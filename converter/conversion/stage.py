@@ -8,16 +8,15 @@ The journal goes last, so that a run can be killed at any moment, while it tidie
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from converter.arrays import Array, LeafStore
-from converter.checkpoints import leaf_key
+from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
-from converter.conversion.publishing import is_published, take_back
 from converter.errors import DestinationError
-from converter.storage import PART, FileLock, write_error
+from converter.storage import Publication, storage_of, write_error
 
 LOCK = "lock"
 
@@ -40,6 +39,8 @@ class Stage:
         Raises:
           DestinationError: it cannot be created, or another process works in it.
         """
+        self.storage = storage_of(destination)
+        self.destination = destination
         self.root = stage_path(destination)
         self.journal = journal_path(destination)
         self.store = store
@@ -47,13 +48,13 @@ class Stage:
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, LeafStore] = {}
         try:
-            os.makedirs(self.root, exist_ok=True)
-            self._lock = FileLock(os.path.join(self.root, LOCK))
+            self.storage.make_directory(self.root)
+            self._lock = self.storage.lock(os.path.join(self.root, LOCK))
         except BlockingIOError:
             raise self._is_taken() from None
         except OSError as error:
             # The destination itself may be writable: one that its parent's owner made for us.
-            below = os.path.isdir(destination) and os.access(destination, os.W_OK | os.X_OK)
+            below = self.storage.is_directory(destination) and self.storage.is_writable(destination)
             advice = (
                 f"; the work area lies beside the destination: give a directory below {destination}" if below else ""
             )
@@ -104,9 +105,15 @@ class Stage:
         return os.path.join(self.root, "checkpoint")
 
     @property
-    def replaced(self) -> str:
-        """Where a checkpoint that is replaced goes, if it cannot be exchanged for the new one."""
-        return os.path.join(self.root, "replaced")
+    def publication(self) -> Publication:
+        """How the checkpoint takes its place: Orbax and MaxText look for the step's directory."""
+        return Publication(
+            finished=self.output,
+            destination=self.destination,
+            replaced=os.path.join(self.root, "replaced"),
+            is_marker=str.isdigit,
+            others=(CONFIG_NAME, RECEIPT_NAME),
+        )
 
     def leaf_directory(self, leaf: Array) -> str:
         """The directory that holds a leaf, and nothing else."""
@@ -145,7 +152,7 @@ class Stage:
 
     def holds_work(self) -> bool:
         """Whether some leaf was begun, by this run or an earlier one."""
-        return os.path.isdir(os.path.join(self.root, "leaves"))
+        return self.storage.is_directory(os.path.join(self.root, "leaves"))
 
     def staged_bytes(self) -> int:
         """Bytes that an earlier run has already written."""
@@ -165,10 +172,8 @@ class Stage:
 
     def mark_source_fault(self) -> None:
         """Notes that the source stopped this run: the next one may meet a repaired source, and starts over then."""
-        try:
+        with suppress(OSError):
             self._write_journal(self.read_journal()[0], published=False, source_fault=True)
-        except OSError:
-            pass
 
     def remove(self) -> str:
         """Removes the work area with all that is in it, and the journal last.
@@ -178,21 +183,16 @@ class Stage:
         """
         problem = ""
         try:
-            shutil.rmtree(self.root)
+            self.storage.remove(self.root)
         except OSError as error:
             problem = f"{error.filename}: {error.strerror}"
-            shutil.rmtree(self.root, ignore_errors=True)
-        try:
-            os.unlink(self.journal)
-        except OSError:
-            pass
+        with suppress(OSError):
+            self.storage.remove(self.journal)
         self.close()
-        try:
+        with suppress(OSError):
             # NFS keeps a file that is still open, such as our lock until now.
-            os.rmdir(self.root)
-        except OSError:
-            pass
-        return problem if os.path.lexists(self.root) else ""
+            self.storage.remove_empty(self.root)
+        return problem if self.storage.exists(self.root) else ""
 
     def close(self) -> None:
         """Unlocks the work area and leaves it for a later run."""
@@ -207,8 +207,7 @@ class Stage:
     def _read(self) -> dict[str, Any]:
         """The journal; empty where it is missing or damaged."""
         try:
-            with open(self.journal, "rb") as file:
-                content = json.loads(file.read())
+            content = json.loads(self.storage.read(self.journal))
         except (OSError, ValueError):
             return {}
         valid = isinstance(content, dict) and isinstance(content.get("conversion"), dict) and "published" in content
@@ -216,32 +215,24 @@ class Stage:
 
     def _write_journal(self, conversion: Any, *, published: bool, source_fault: bool = False) -> None:
         content = {"conversion": conversion, "published": published, "source_fault": source_fault}
-        with open(self.journal + PART, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self.journal + PART, self.journal)
+        self.storage.write(self.journal, json.dumps(content).encode(), durable=True)
 
     def _tidy(self) -> None:
         """Removes what an interrupted run left unfinished: the checkpoint, half chunks, locks of its database.
 
         A stale `*.__lock` of TensorStore would be reused without being truncated: a shorter value would keep its tail.
         """
-        shutil.rmtree(self.output, ignore_errors=True)
-        for directory, _, files in os.walk(os.path.join(self.root, "leaves")):
-            for name in files:
-                if name.endswith((PART, ".__lock")):
-                    os.unlink(os.path.join(directory, name))
+        with suppress(OSError):
+            self.storage.remove(self.output)
+        leaves = os.path.join(self.root, "leaves")
+        for blob in self.storage.walk(leaves):
+            if self.storage.is_unfinished(blob.name) or blob.name.endswith(".__lock"):
+                self.storage.remove(os.path.join(leaves, blob.name))
 
     def _clear(self) -> None:
-        for name in os.listdir(self.root):
-            path = os.path.join(self.root, name)
-            if name == LOCK:
-                continue
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+        for blob in list(self.storage.list(self.root)):
+            if blob.name != LOCK:
+                self.storage.remove(os.path.join(self.root, blob.name))
 
 
 def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
@@ -255,16 +246,16 @@ def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
     Raises:
       DestinationError: another process works on this destination, or it cannot be brought back.
     """
-    if not os.path.isfile(journal_path(destination)):
+    if storage_of(destination).missing((journal_path(destination),)):
         return False
     stage = Stage(destination, "", ())
     found, published = stage.read_journal()
-    if published and found == conversion and is_published(stage.output, destination):
+    if published and found == conversion and stage.storage.is_published(stage.publication):
         stage.remove()
         return True
     try:
         if published:
-            take_back(stage.output, destination, stage.replaced)
+            stage.storage.take_back(stage.publication)
     finally:
         stage.close()
     return False
@@ -287,6 +278,4 @@ def journal_path(destination: str) -> str:
 
 def tree_bytes(path: str) -> int:
     """Size of all files below a directory."""
-    return sum(
-        os.lstat(os.path.join(directory, name)).st_size for directory, _, files in os.walk(path) for name in files
-    )
+    return sum(blob.size for blob in storage_of(path).walk(path))

@@ -2,17 +2,16 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from converter.arrays import LeafStore, check_chunk
+from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter
 from converter.conversion.stage import Stage
-from converter.planning import COPIERS, LINK, Plan, Task
+from converter.planning import COPIERS, LINK, Task
 from converter.work import ByteBudget, Progress
 
 Unit = Callable[[], int]
@@ -55,42 +54,32 @@ class Written:
 
 
 def run(
-    plan: Plan,
-    stage: Stage,
-    progress: Progress,
-    *,
-    jobs: int,
-    check: bool = False,
-    computed: Mapping[str, np.ndarray] | None = None,
-    watch: Callable[[], None] = lambda: None,
+    conversion: Conversion, stage: Stage, progress: Progress, *, watch: Callable[[], None] = lambda: None
 ) -> Written:
-    """Writes all leaves of a plan into a stage.
+    """Writes all leaves of a conversion into a stage.
 
     Args:
-      plan: the work.
-      stage: a stage that was begun for this plan; what it holds already is checked and kept.
+      conversion: the work, and how it is done.
+      stage: a stage that was begun for it; what it holds already is checked and kept.
       progress: told of each unit of work and each finished leaf.
-      jobs: how many units may be in flight, as far as the plan's memory budget lets them.
-      check: decode the chunks that are passed through as well, only to see that they can be decoded.
-      computed: leaf path to a whole value that is written in place of the moved one; only for rewritten leaves.
       watch: is called a few times a second; what it raises ends the run.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
+    plan = conversion.plan
     progress.start(len(plan.leaves), plan.totals.write_bytes)
-    return _Engine(plan, stage, progress, check, computed or {}).run(jobs, watch)
+    return _Engine(conversion, stage, progress).run(watch)
 
 
 class _Engine:
-    def __init__(self, plan: Plan, stage: Stage, progress: Progress, check: bool, computed: Mapping[str, np.ndarray]):
-        self.check = check
-        self.computed = computed
-        self.plan = plan
+    def __init__(self, conversion: Conversion, stage: Stage, progress: Progress):
+        self.conversion = conversion
+        self.plan = conversion.plan
         self.stage = stage
         self.progress = progress
-        self.budget = ByteBudget(plan.options.max_memory)
+        self.budget = ByteBudget(self.plan.options.max_memory)
         self.counts = Counts()
         self.digests: dict[str, dict[tuple[int, ...], int]] = {}
         self.stop = threading.Event()
@@ -99,7 +88,8 @@ class _Engine:
         self.rewrites = self._units(rewrite=True)
         self.copies = self._units(rewrite=False)
 
-    def run(self, jobs: int, watch: Callable[[], None]) -> Written:
+    def run(self, watch: Callable[[], None]) -> Written:
+        jobs = self.plan.jobs
         futures: list[Future[None]] = []
         with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
             try:
@@ -163,7 +153,7 @@ class _Engine:
         def unit(index: tuple[int, ...]) -> int:
             (store,) = work.stores
             kept = self.stage.resumed and store.has_chunk(target_index(index, leaf.encoding.order))
-            if self.check:
+            if self.conversion.check:
                 check_chunk(array, index)
             if not kept:
                 move(array, index, store)
@@ -174,7 +164,7 @@ class _Engine:
             yield lambda index=index: unit(index)
 
     def _rewrite_units(self, work: "_TaskWork") -> Iterator[Unit]:
-        rewriter = Rewriter(work.task, self.stop, self.computed)
+        rewriter = Rewriter(work.task, self.stop, self.conversion.computed)
 
         def unit(group: dict[str, tuple[int, int]]) -> int:
             kept = self.stage.resumed and rewriter.is_done(group, work.stores)

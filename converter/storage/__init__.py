@@ -1,21 +1,39 @@
-"""Where bytes live: files, locks, and how a finished checkpoint takes its place."""
+"""Where bytes live: the `Storage` protocol, local file systems behind it, litter, and errors of writing."""
 
-from converter.storage.chunk_file import PAGE, PART, ChunkFile, open_chunk_file
+from converter.storage.base import (
+    DANGLING,
+    DIRECTORY,
+    FILE,
+    UNREADABLE,
+    Blob,
+    Publication,
+    Reader,
+    ReadError,
+    Storage,
+    Writer,
+)
 from converter.storage.litter import PROBE, find_litter, has_litter_in, is_litter, without_litter
-from converter.storage.lock import FileLock
+from converter.storage.registry import STORAGES, storage_of
 from converter.storage.write_errors import free_text, write_error
 
 __all__ = [
-    "PAGE",
-    "PART",
+    "DANGLING",
+    "DIRECTORY",
+    "FILE",
     "PROBE",
-    "ChunkFile",
-    "FileLock",
+    "STORAGES",
+    "UNREADABLE",
+    "Blob",
+    "Publication",
+    "ReadError",
+    "Reader",
+    "Storage",
+    "Writer",
     "find_litter",
     "free_text",
     "has_litter_in",
     "is_litter",
-    "open_chunk_file",
+    "storage_of",
     "without_litter",
     "write_error",
 ]

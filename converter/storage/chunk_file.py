@@ -10,12 +10,22 @@ import fcntl
 import functools
 import mmap
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from converter.storage.base import Reader, ReadError
+from converter.storage.file_reader import FileReader
 
 PART = ".part"
 PAGE = 4096
 """Direct writes begin and end on multiples of this; no device asks for more than its file system's block."""
+
+COPY_SIZE = 1 << 20
+"""Small enough that what was read is still in the processor's cache when it is looked at and written."""
+
+MAPPED_SIZE = 2 << 20
+"""Bytes of pages that are written at once: they count as this process's memory meanwhile."""
 
 WRITE_SIZE = 4 << 20
 """Bytes of one direct write: enough to keep a device busy, and small against a chunk."""
@@ -40,7 +50,7 @@ def open_chunk_file(path: str, size: int) -> "ChunkFile":
 class ChunkFile:
     """A file that is written through the page cache."""
 
-    takes_pages = False
+    _takes_pages = False
     """Whether whole pages of memory are written without a copy."""
 
     def __init__(self, path: str):
@@ -48,22 +58,10 @@ class ChunkFile:
         self._piece: mmap.mmap | None = None
         self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def clone(self, source: int) -> bool:
-        """Makes the content that of another file, sharing its blocks on disk; tells whether the file system can.
-
-        Must come before any write. What is written later follows.
-        """
-        try:
-            fcntl.ioctl(self.descriptor, FICLONE, source)
-        except OSError:
-            return False
-        os.lseek(self.descriptor, 0, os.SEEK_END)
-        return True
-
     def write(self, data: Any) -> None:
         view = memoryview(data)
         while len(view):
-            view = view[os.write(self.descriptor, view) :]
+            view = view[self._put_some(view) :]
 
     def room(self) -> memoryview:
         """Memory of the file's own, at least one byte, to put the next bytes into; `added` then takes them."""
@@ -75,9 +73,33 @@ class ChunkFile:
         """Takes bytes that were put at the start of `room`."""
         self.write(self.room()[:count])
 
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
+        """Shares the source's blocks on disk, or writes its pages directly, or copies it piece by piece.
+
+        Its bytes are read in any case, to be looked at.
+        """
+        size = source.size()
+        copy = _Copy(source, size, look)
+        own = isinstance(source, FileReader)
+        if own and self._clone(source.fileno()):
+            copy.read_to(size)
+        else:
+            if own and self._takes_pages:
+                for start in range(0, size // PAGE * PAGE, MAPPED_SIZE):
+                    count = min(MAPPED_SIZE, size // PAGE * PAGE - start)
+                    copy.read_to(start + count)
+                    self._put_mapped(source.fileno(), start, count)
+            copy.read_to(size, self.write)
+        if source.size() != size:
+            raise ReadError("changed its size while it was read")
+
     def write_pages(self, pages: memoryview) -> None:
-        """Writes whole pages, without copying them where `takes_pages`; before any other write."""
+        """Writes whole pages, without copying them where the file takes pages; before any other write."""
         self.write(pages)
+
+    def flush(self) -> None:
+        """Makes what was written durable."""
+        os.fsync(self.descriptor)
 
     def commit(self) -> None:
         self._close()
@@ -89,6 +111,33 @@ class ChunkFile:
             os.unlink(self.path + PART)
         except OSError:
             pass
+
+    def _clone(self, source: int) -> bool:
+        """Makes the content that of another file, sharing its blocks on disk; tells whether the file system can."""
+        try:
+            fcntl.ioctl(self.descriptor, FICLONE, source)
+        except OSError:
+            return False
+        os.lseek(self.descriptor, 0, os.SEEK_END)
+        return True
+
+    def _put_mapped(self, source: int, start: int, count: int) -> None:
+        """Writes the pages that the kernel holds since they were read; no copy of them is made.
+
+        Only system calls touch the mapping: what they cannot read, of a file cut short meanwhile, is an error for them.
+        """
+        mapping = mmap.mmap(source, count, prot=mmap.PROT_READ, offset=start)
+        try:
+            self.write_pages(memoryview(mapping))
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                raise ReadError("became shorter while it was read") from None
+            raise
+        # Unmapped when the last view of it is gone; after an error its traceback still holds one.
+
+    def _put_some(self, view: memoryview) -> int:
+        """Writes what the system takes at once; returns how much that was."""
+        return os.write(self.descriptor, view)
 
     def _close(self) -> None:
         """Closes the file once: its number may be another file's afterwards."""
@@ -106,7 +155,7 @@ class DirectFile(ChunkFile):
     One piece is written while the next one is made. The last one, which fills no whole page, takes the usual way.
     """
 
-    takes_pages = True
+    _takes_pages = True
 
     def __init__(self, path: str):
         super().__init__(path)
@@ -161,13 +210,38 @@ class DirectFile(ChunkFile):
         direct = _set_direct(self.descriptor, True)
         while direct and len(pages) >= PAGE:
             try:
-                pages = pages[os.write(self.descriptor, pages) :]
+                pages = pages[self._put_some(pages) :]
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 break
         _set_direct(self.descriptor, False)
         super().write(pages)
+
+
+class _Copy:
+    """Reads a blob from front to back, once, and shows every piece."""
+
+    def __init__(self, source: Reader, size: int, look: Callable[[memoryview], None]):
+        self.source = source
+        self.size = size
+        self.look = look
+        self.done = 0
+        self.buffer = memoryview(bytearray(min(COPY_SIZE, size)))
+
+    def read_to(self, end: int, take: Callable[[memoryview], None] | None = None) -> None:
+        """Reads up to a position; every piece is looked at, and then taken."""
+        while self.done < end:
+            try:
+                count = self.source.readinto(self.buffer[: end - self.done])
+            except OSError as error:
+                raise ReadError(f"cannot be read: {error.strerror}") from None
+            if not count:
+                raise ReadError(f"became shorter while it was read ({self.done} of {self.size} bytes)")
+            self.done += count
+            self.look(self.buffer[:count])
+            if take is not None:
+                take(self.buffer[:count])
 
 
 class _Pieces:

@@ -1,7 +1,7 @@
 import errno
-import os
 
 from converter.errors import DestinationError
+from converter.storage.registry import storage_of
 from converter.words import format_size
 
 
@@ -17,7 +17,7 @@ def write_error(path: str, error: OSError) -> DestinationError:
 def free_text(path: str) -> str:
     """The room that is left at a path, for the end of a message; nothing where it cannot be told."""
     try:
-        free = os.statvfs(path if os.path.isdir(path) else os.path.dirname(path))
+        space = storage_of(path).space(path)
     except OSError:
         return ""
-    return f" ({format_size(free.f_bavail * free.f_frsize)} free)"
+    return f" ({format_size(space.free)} free)" if space else ""

@@ -176,19 +176,23 @@ OURS = {
 
 
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("moment", ["run", "_finish", "publish"])
+@pytest.mark.parametrize(
+    ("operation", "pattern"),
+    [("missing", "/leaves/"), ("flush", ""), ("publish", "")],
+    ids=["staged", "committed", "last"],
+)
 def test_our_own_fault_leaves_the_work_too(
-    kind: str, moment: str, tmp_path: Path, cli: Cli, newest_orbax: Restorer, converted: Any
+    kind: str, operation: str, pattern: str, tmp_path: Path, cli: Cli, newest_orbax: Restorer, converted: Any
 ) -> None:
     what, code, expected = OURS[kind]
     hook = f"""
 import converter.conversion.run
-real = converter.conversion.run.{moment}
-def fail(*arguments, **options):
-    if {moment!r} == "run":
-        real(*arguments, **options)
+from converter.storage import STORAGES
+from tests.helpers.faulty_storage import FaultyStorage
+storage = STORAGES[""] = FaultyStorage()
+def fail(_):
     {what}
-converter.conversion.run.{moment} = fail
+storage.before({operation!r}, {pattern!r}, fail)
 """
     target = tmp_path / "out"
     target.mkdir()

@@ -9,6 +9,7 @@ import pytest
 from converter.checkpoints.maxtext import is_maxtext_checkpoint
 from converter.conversion.destination import RESERVE, check_destination, check_overlap, check_space, resolve_destination
 from converter.errors import DestinationError
+from tests.helpers.faulty_storage import FaultyStorage
 
 
 @pytest.fixture
@@ -105,14 +106,11 @@ def test_what_a_checkpoint_is(tmp_path: Path) -> None:
     assert not is_maxtext_checkpoint(str(whole))
 
 
-def test_space_is_needed_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 30)
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: (asked.append(place), usage)[1])
+def test_space_is_needed_to_the_byte(tmp_path: Path, faulty: FaultyStorage) -> None:
+    faulty.free = 1 << 30
     target = str(tmp_path / "not" / "yet" / "there")
     check_space(target, (1 << 30) - RESERVE)
     with pytest.raises(DestinationError) as caught:
         check_space(target, (1 << 30) - RESERVE + 1)
     expected = f"{target}: too little room: 1.00 GiB needed, 1.00 GiB free on {tmp_path}"
     assert caught.value.message == expected
-    assert asked == [str(tmp_path)] * 2

@@ -18,6 +18,7 @@ from tests.conftest import AXLEARN, Cli
 from tests.helpers import mounts
 from tests.helpers.compare import assert_same_leaves
 from tests.helpers.conversion import run
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.refusals import nothing_left, refused
 from tests.helpers.restorer import Restorer
 
@@ -75,13 +76,11 @@ def test_an_empty_directory_is_filled(store: str, tmp_path: Path, cli: Cli) -> N
 
 KILL = """
 import os, sys
-from converter.conversion import publishing
-rename, count = os.rename, iter(range(100))
-def limited(source, target):
-    if target.startswith(sys.argv[-1] + os.sep) and "ax2mt-probe" not in target and next(count) == {moment}:
-        os.kill(os.getpid(), 9)
-    rename(source, target)
-publishing.os.rename = limited
+from converter.storage import STORAGES
+from tests.helpers.faulty_storage import FaultyStorage
+storage = STORAGES[""] = FaultyStorage()
+into = "^" + sys.argv[-1] + os.sep + "(?!.ax2mt-probe)"
+storage.before("rename", into, lambda _: os.kill(os.getpid(), 9), nth={moment} + 1)
 from converter.cli.app import main
 main(sys.argv[1:])
 """
@@ -135,19 +134,16 @@ def test_modes_follow_the_umask(store: str, umask: int, tmp_path: Path) -> None:
 
 
 def test_something_that_appears_meanwhile_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], faulty: FaultyStorage
 ) -> None:
     target = tmp_path / "out"
-    finish = sys.modules["converter.conversion.run"]._finish
 
-    def work(*arguments: object) -> None:
-        finish(*arguments)
+    def appear(_: str) -> None:
         target.mkdir()
         (target / "notes.txt").write_text("mine")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("converter.conversion.run._finish", work)
-        assert "exists and is not empty" in refused(capsys, 5, SOURCE, target)
+    faulty.before("flush", f"^{target}{SUFFIX}", appear)
+    assert "exists and is not empty" in refused(capsys, 5, SOURCE, target)
     assert (target / "notes.txt").read_text() == "mine"
     shutil.rmtree(target)
     convert(target)
@@ -352,21 +348,18 @@ def test_litter_does_not_keep_a_checkpoint_from_being_replaced(tmp_path: Path, c
     assert (target / "notes.txt").read_text() == "mine"
 
 
-def test_litter_in_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litter_in_the_source(tmp_path: Path, faulty: FaultyStorage) -> None:
     """It comes and goes while the source is read, and between a stopped run and the next one."""
     source, target = tmp_path / "trainer", tmp_path / "out"
     shutil.copytree(SOURCE, source)
     (source / "checkpoints" / "._step_00000100").write_text("litter")
-    finish = sys.modules["converter.conversion.run"]._finish
 
-    def interrupted(*arguments: object) -> None:
-        scatter(source)
-        finish(*arguments)
+    def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("converter.conversion.run._finish", interrupted)
-        assert run_cli(["convert", "-q", str(source), str(target)]) == 130
+    faulty.before("missing", f"^{target}{SUFFIX}/leaves/", lambda _: scatter(source))
+    faulty.before("flush", f"^{target}{SUFFIX}", interrupt)
+    assert run_cli(["convert", "-q", str(source), str(target)]) == 130
     nothing_left(tmp_path, "trainer", f"out{SUFFIX}", f"out{JOURNAL_SUFFIX}")
     scatter(Path(f"{target}{SUFFIX}"))
     assert run_cli(["convert", "-q", str(source), str(target)]) == 0

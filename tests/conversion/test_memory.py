@@ -11,7 +11,6 @@ import pytest
 from converter.axes import blocking
 from converter.conversion import stream
 from converter.conversion.destination import RESERVE
-from converter.conversion.run import expected_bytes
 from converter.conversion.stage import Stage
 from converter.errors import UsageError
 from converter.planning.options import Options
@@ -20,7 +19,7 @@ from converter.planning.source import open_source
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
-from tests.helpers.conversion import run
+from tests.helpers.conversion import conversion_of, run
 from tests.helpers.restorer import Restorer
 
 QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
@@ -108,7 +107,7 @@ def test_expected_bytes_cover_what_is_written(big_tensors: dict[str, np.ndarray]
     source = write_checkpoint(tmp_path / "step_00000100", big_tensors)
     result = run(source, tmp_path / "out", untie=True, rewrite=True)
     assert result.written_bytes == sum(f.stat().st_size for f in (tmp_path / "out").rglob("*") if f.is_file())
-    assert result.written_bytes < expected_bytes(result.plan) + RESERVE
+    assert result.written_bytes < conversion_of(result.plan, tmp_path / "out").expected_bytes + RESERVE
 
 
 def test_a_stream_holds_no_more_slabs_than_planned(
@@ -122,8 +121,9 @@ def test_a_stream_holds_no_more_slabs_than_planned(
     assert task.blocking.streamed
     stage = Stage(str(tmp_path / "out"), "files", plan.leaves)
     stage.begin({}, fresh=True)
+    conversion = conversion_of(replace(plan, tasks=(task,)), tmp_path / "out", jobs=1)
     tracemalloc.start()
-    stream.run(replace(plan, tasks=(task,)), stage, Silent(), jobs=1)
+    stream.run(conversion, stage, Silent())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     stage.close()

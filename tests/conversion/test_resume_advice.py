@@ -1,6 +1,6 @@
 """What a stopped command says that comes next, and that it is true."""
 
-import os
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from converter.cli.app import run as run_cli
 from tests.conftest import AXLEARN
 from tests.helpers.axlearn_checkpoint import envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.refusals import nothing_left, nothing_published, refused
 from tests.helpers.restorer import Restorer
 
@@ -61,15 +62,9 @@ def test_interrupted(
     assert error.endswith("\n" if expected else "interrupted\n")
 
 
-def test_links_that_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", refuse)
-        message = refused(capsys, 5, SOURCE, tmp_path / "out", "--link")
+def test_links_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], faulty: FaultyStorage) -> None:
+    faulty.fail("link", "", errno.EXDEV)
+    message = refused(capsys, 5, SOURCE, tmp_path / "out", "--link")
     assert "to copy, run the command without --link and with --fresh" in message
     assert run_cli(["convert", "-q", SOURCE, str(tmp_path / "out"), "--fresh"]) == 0
     nothing_left(tmp_path, "out")
@@ -91,34 +86,33 @@ def test_a_repaired_source_needs_no_other_command(
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected_leaves(tensors))
 
 
+@pytest.mark.parametrize("operation", ["open", "readinto"])
 def test_a_passing_fault_of_the_source_costs_no_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    operation: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyStorage,
 ) -> None:
     """A network that was gone for a while: the source is what it was, and what was done is kept."""
     source = write_checkpoint(tmp_path / STEP, envy_tensors())
-    opened = os.open
-
-    def fail(name: object, *arguments: object, **options: object) -> int:
-        if str(name) == str(source / CHUNK):
-            raise OSError(5, "Input/output error", str(name))
-        return opened(name, *arguments, **options)  # pyright: ignore
-
+    faulty.fail(operation, str(source / CHUNK))
     with monkeypatch.context() as patch:
         patch.setattr("converter.conversion.stream.COPIERS", 0)
-        patch.setattr(os, "open", fail)
         assert "Input/output error" in refused(capsys, 3, source, tmp_path / "out", "--jobs", "1")
+    faulty.heal()
     assert run_cli(["convert", "--json", "-q", str(source), str(tmp_path / "out")]) == 0
     assert '"resumed": true' in capsys.readouterr().out
     nothing_left(tmp_path, "out", STEP)
 
 
-def test_a_source_that_changed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changed_leaves_nothing(tmp_path: Path, faulty: FaultyStorage) -> None:
     source = write_checkpoint(tmp_path / STEP, envy_tensors())
 
-    def change(*_: object, **__: object) -> None:
+    def change(_: str) -> None:
         (source / CHUNK).write_bytes((source / CHUNK).read_bytes() + b"more")
         raise KeyError("what our code makes of it")
 
-    monkeypatch.setattr("converter.conversion.run._finish", change)
+    faulty.before("missing", "/leaves/", change)
     assert run_cli(["convert", "-q", str(source), str(tmp_path / "out")]) == 1
     nothing_left(tmp_path, STEP)

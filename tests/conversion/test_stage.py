@@ -1,5 +1,6 @@
 """The work area: locked, begun for one conversion, gone on with, thrown away; and what must survive each of these."""
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from converter.conversion.stage import SOURCE_FILES, Stage, finish_published, journal_path, stage_path, tree_bytes
 from converter.errors import DestinationError
+from tests.helpers.faulty_storage import FaultyStorage, Kill
 
 CONVERSION: dict[str, Any] = {"source": "/train/envy", "step": 100, "store": "files", "maxtext.yml": {"head_dim": 8}}
 
@@ -248,21 +250,39 @@ def test_after_a_fault_of_the_source(repaired: bool, target: str) -> None:
         pytest.fail("the fault is that of one run")
 
 
-def test_what_cannot_be_removed_is_told(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_told(target: str, faulty: FaultyStorage) -> None:
     stage = Stage(target, "files", ())
     stage.begin(CONVERSION, fresh=False)
     chunk = work_on(stage)
-    unlink = os.unlink
-
-    def deny(path: str, **where: int) -> None:
-        if path == chunk.name:
-            raise PermissionError(1, "Operation not permitted", path)
-        unlink(path, **where)
-
-    monkeypatch.setattr(os, "unlink", deny)
-    assert "Operation not permitted" in stage.remove()
+    faulty.fail("remove", f"^{stage.root}$", errno.EPERM)
+    assert stage.remove() == f"{stage.root}: Operation not permitted"
     assert chunk.exists()
     assert not os.path.exists(journal_path(target))
+
+
+@pytest.mark.parametrize("operation", ["make_directory", "lock", "write", "list"])
+def test_a_work_area_that_cannot_be_begun(operation: str, target: str, faulty: FaultyStorage) -> None:
+    faulty.fail(operation, r"\.ax2mt-wip", errno.EROFS)
+    with pytest.raises(DestinationError, match="Read-only file system"), staged(target):
+        pytest.fail("this must not begin")
+    faulty.heal()
+    with staged(target) as stage:
+        assert not stage.resumed
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("operation", ["remove", "write"])
+def test_a_start_that_is_killed_is_made_again(operation: str, fresh: bool, target: str, faulty: FaultyStorage) -> None:
+    with staged(target) as stage:
+        chunk = work_on(stage)
+        (chunk.parent / "0.1.part").write_bytes(b"half")
+    faulty.kill(operation)
+    with pytest.raises(Kill), staged(target, fresh=fresh):
+        pytest.fail("this must not begin")
+    with staged(target) as stage:
+        assert stage.resumed  # the journal is still the first run's
+        assert chunk.exists() or fresh
+        assert not (chunk.parent / "0.1.part").exists()
 
 
 def test_bytes_of_a_tree(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from converter.planning.source import open_source
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
+from tests.helpers.conversion import conversion_of
 
 EXPERTS = f"{STACK}/layer1/feed_forward/wi_0_weight"
 QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
@@ -54,7 +55,7 @@ def worked(plan: Plan, place: Path, *, progress: Any = None, **arguments: Any) -
     stage = staged(plan, place)
     try:
         stage.begin({"plan": "this one"}, fresh=False)
-        return run(plan, stage, progress or Silent(), **{"jobs": 2, **arguments})
+        return run(conversion_of(plan, place / "out", **arguments), stage, progress or Silent())
     finally:
         stage.close()
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from converter.errors import DestinationError
 from tests.conftest import Cli, Completed
 from tests.helpers.axlearn_checkpoint import envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.refusals import nothing_left
 from tests.helpers.restorer import Restorer
 
@@ -38,19 +38,16 @@ def test_two_runs_at_once(
     tensors: dict[str, np.ndarray],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyStorage,
     newest_orbax: Restorer,
     cli: Cli,
 ) -> None:
     target = tmp_path / "out"
-    check_whole = Stage.check_whole
     second: list[Completed] = []
-
-    def meanwhile(stage: Stage, leaves: Any) -> None:
-        second.append(cli("convert", "-q", source, target))
-        check_whole(stage, leaves)
-
-    monkeypatch.setattr(Stage, "check_whole", meanwhile)
+    # Where the leaves are looked at once more, before the commit.
+    faulty.before(
+        "missing", f"^{target}{SUFFIX}/leaves/", lambda _: second.append(cli("convert", "-q", source, target))
+    )
     assert run_cli(["convert", "-q", str(source), str(target)]) == 0
     assert [done.code for done in second] == [5]
     assert second[0].err.startswith(f"ax2mt: {target}{SUFFIX}: another ax2mt works on this destination")

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter.arrays.array import Array
 from converter.checkpoints import orbax_commit as commit_module
 from converter.cli.app import run as run_cli
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
-from converter.conversion.stage import Stage
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.refusals import nothing_left, refused
 from tests.helpers.restorer import Restorer
 
@@ -80,12 +79,6 @@ def staged(target: Path) -> list[Path]:
     return [path for path in leaves.rglob("*") if path.is_file() and path.name not in ("zarr.json", ".zarray")]
 
 
-def ample_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a run begin on a disk that is going to be full: others fill it meanwhile."""
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 50))
-
-
 @pytest.mark.parametrize("size", [1 << 20, 4 << 20, 6 << 20])
 @each_store
 def test_a_full_disk(
@@ -95,10 +88,10 @@ def test_a_full_disk(
     tensors: dict[str, np.ndarray],
     mounted: Callable[[str, int], Path],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyStorage,
     newest_orbax: Restorer,
 ) -> None:
-    ample_space(monkeypatch)
+    faulty.free = 1 << 50  # others fill the disk meanwhile
     disk = mounted("tmpfs", size)
     target = disk / "out"
     message = refused(capsys, 5, source, target, "--store", store)
@@ -118,17 +111,15 @@ def test_a_disk_that_fills_up_while_orbax_commits(
     tensors: dict[str, np.ndarray],
     mounted: Callable[[str, int], Path],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyStorage,
     newest_orbax: Restorer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ample_space(monkeypatch)
+    faulty.free = 1 << 50  # others fill the disk meanwhile
     disk = mounted("tmpfs", 32 << 20)
     target, ballast = disk / "out", disk / "ballast"
-    check_whole = Stage.check_whole
 
-    def fill(stage: Stage, leaves: Any) -> None:
-        check_whole(stage, leaves)
+    def fill(_: str) -> None:
         with open(ballast, "wb", buffering=0) as file:
             while True:
                 try:
@@ -136,23 +127,21 @@ def test_a_disk_that_fills_up_while_orbax_commits(
                 except OSError:
                     return
 
-    monkeypatch.setattr(Stage, "check_whole", fill)
+    faulty.before("missing", f"^{target}{SUFFIX}/leaves/", fill)
     message = refused(capsys, 5, source, target, "--store", store)
     assert "No space left on device" in message
     assert "Traceback" not in caplog.text
     ballast.unlink()
     nothing_left(disk, f"out{SUFFIX}", f"out{JOURNAL_SUFFIX}")
-    monkeypatch.setattr(Stage, "check_whole", check_whole)
     assert run_cli(["convert", "-q", str(source), str(target), "--store", store]) == 0
     nothing_left(disk, "out")
     assert_same_leaves(newest_orbax.restore(target), expected_leaves(tensors))
 
 
 def test_space_is_checked_before_work(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], faulty: FaultyStorage
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
+    faulty.free = 5 << 20
     message = refused(capsys, 5, source, tmp_path / "out")
     assert f"{tmp_path / 'out'}: too little room: " in message
     assert "needed, 5.00 MiB free on" in message
@@ -249,33 +238,26 @@ def test_a_work_area_that_vanishes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyStorage,
     newest_orbax: Restorer,
 ) -> None:
     target = tmp_path / "out"
     # One leaf after the other: what is finished must be told from what is being written.
     monkeypatch.setattr("converter.conversion.stream.COPIERS", 0)
-    opened, check_whole = Stage.open_leaf, Stage.check_whole
-    calls = 0
-
-    def vanish() -> None:
-        VANISHINGS[vanishing](Path(f"{target}{SUFFIX}"))
-
-    def open_leaf(stage: Stage, leaf: Array) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 12 and when == "during the work":
-            vanish()
-        return opened(stage, leaf)
-
-    def check(stage: Stage, leaves: Any) -> None:
-        if when == "after the work":
-            vanish()
-        check_whole(stage, leaves)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Stage, "open_leaf", open_leaf)
-        patch.setattr(Stage, "check_whole", check)
-        message = refused(capsys, 5, source, target, "--store", store, "--jobs", "1")
+    moments = {
+        # The twelfth leaf is opened; a database makes two directories.
+        "during the work": ("make_directory", rf"/leaves/[^/]+{'/chunks' if store == 'ocdbt' else ''}$"),
+        "after the work": ("missing", "/leaves/"),
+    }
+    operation, pattern = moments[when]
+    nth = 12 if store == "ocdbt" or when == "after the work" else 23
+    faulty.before(
+        operation,
+        f"^{target}{SUFFIX}{pattern}",
+        lambda _: VANISHINGS[vanishing](Path(f"{target}{SUFFIX}")),
+        nth=nth if when == "during the work" else 1,
+    )
+    message = refused(capsys, 5, source, target, "--store", store, "--jobs", "1")
     assert f"{target}{SUFFIX}" in message
     assert "vanished" in message
     assert not target.exists()

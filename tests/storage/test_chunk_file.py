@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from converter.storage import chunk_file
+from converter.storage import ReadError, chunk_file
 from converter.storage.chunk_file import PAGE, PART, WRITE_SIZE, ChunkFile, DirectFile, open_chunk_file
+from converter.storage.file_reader import FileReader
+from tests.helpers.faulty_storage import FaultyStorage
 
 SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, WRITE_SIZE - 1, WRITE_SIZE, WRITE_SIZE + 1, 3 * WRITE_SIZE + 5 * PAGE + 7]
 BYTES = random.Random(3).randbytes(max(SIZES))
@@ -96,8 +98,10 @@ def test_blocks_on_disk_are_shared_where_the_file_system_can(kind: str, mounted:
     os.sync()
     free = os.statvfs(disk).f_bfree
     file = open_chunk_file(str(disk / "chunk"), 2 * len(BYTES))
-    with source.open("rb") as opened:
-        assert file.clone(opened.fileno())
+    seen: list[bytes] = []
+    with FileReader(source) as opened:
+        file.copy_from(opened, lambda piece: seen.append(bytes(piece)))
+    assert b"".join(seen) == BYTES * 2
     file.write(b"sum")
     file.commit()
     os.sync()
@@ -105,15 +109,59 @@ def test_blocks_on_disk_are_shared_where_the_file_system_can(kind: str, mounted:
     assert (free - os.statvfs(disk).f_bfree) * os.statvfs(disk).f_bsize < len(BYTES)
 
 
-def test_elsewhere_nothing_is_shared_and_the_file_is_still_empty(mounted: Callable[[str, int], Path]) -> None:
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [ChunkFile, DirectFile])
+def test_a_copy_is_looked_at_and_whole(kind: type[ChunkFile], size: int, mounted: Callable[[str, int], Path]) -> None:
+    """On a file system where nothing is shared."""
     disk = mounted("ext4", 64 << 20)
-    (disk / "source").write_bytes(BYTES)
-    file = open_chunk_file(str(disk / "chunk"), WRITE_SIZE)
-    with (disk / "source").open("rb") as opened:
-        assert not file.clone(opened.fileno())
-    file.write(BYTES[:100])
+    (disk / "source").write_bytes(BYTES[:size])
+    file = kind(str(disk / "chunk"))
+    seen: list[bytes] = []
+    with FileReader(disk / "source") as opened:
+        file.copy_from(opened, lambda piece: seen.append(bytes(piece)))
+    file.write(b"sum")
     file.commit()
-    assert (disk / "chunk").read_bytes() == BYTES[:100]
+    assert b"".join(seen) == BYTES[:size]
+    assert (disk / "chunk").read_bytes() == BYTES[:size] + b"sum"
+
+
+@pytest.mark.parametrize("change", [-1, -2 * WRITE_SIZE, 1])
+@pytest.mark.parametrize("kind", [ChunkFile, DirectFile])
+def test_a_source_that_changes_while_it_is_copied(kind: type[ChunkFile], change: int, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(BYTES)
+
+    def look(_: memoryview) -> None:
+        os.truncate(source, len(BYTES) + change)
+
+    file = kind(str(tmp_path / "chunk"))
+    with FileReader(source) as opened, pytest.raises(ReadError, match=r"became shorter|changed its size"):
+        file.copy_from(opened, look)
+    file.abort()
+    assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("most", [1, 1000, PAGE, 3 * PAGE + 1])
+@pytest.mark.parametrize("size", [0, 5, PAGE + 7, WRITE_SIZE + 5])
+def test_a_system_that_writes_less_than_it_is_given(size: int, most: int, tmp_path: Path) -> None:
+    size = min(size, 3000 * most)
+    faulty = FaultyStorage()
+    faulty.most = most
+    file = faulty.create(str(tmp_path / "chunk"), size)
+    file.write(BYTES[:size])
+    file.write(b"sum")
+    file.commit()
+    assert (tmp_path / "chunk").read_bytes() == BYTES[:size] + b"sum"
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+    faulty = FaultyStorage()
+    faulty.room = 1000
+    faulty.write(str(tmp_path / "small"), b"old")
+    with pytest.raises(OSError, match="No space left on device"):
+        faulty.write(str(tmp_path / "small"), bytes(998))
+    assert (tmp_path / "small").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["small"]
 
 
 def test_a_system_without_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,24 @@
 """How a checkpoint takes its place: at once, or not at all; and how a publication that was killed is undone."""
 
 import ctypes
+import errno
 import os
 import shutil
 import stat
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from converter.conversion import publishing
-from converter.conversion.publishing import flush, is_published, prepare, publish, take_back
 from converter.errors import DestinationError
-from converter.storage.litter import PROBE
+from converter.storage import PROBE, Publication, publishing
+from converter.storage.local import LocalStorage
+from tests.helpers.faulty_storage import FaultyStorage, Kill
+
+LOCAL = LocalStorage()
 
 
 def checkpoint(directory: Path, *steps: str, name: str = "a") -> Path:
@@ -24,6 +28,16 @@ def checkpoint(directory: Path, *steps: str, name: str = "a") -> Path:
     (directory / "maxtext.yml").write_text(name)
     (directory / "ax2mt.json").write_text(name)
     return directory
+
+
+def publication(finished: Path, destination: Path, replaced: Path) -> Publication:
+    return Publication(
+        finished=str(finished),
+        destination=str(destination),
+        replaced=str(replaced),
+        is_marker=str.isdigit,
+        others=("maxtext.yml", "ax2mt.json"),
+    )
 
 
 def name_of(directory: Path) -> str:
@@ -53,7 +67,7 @@ def test_a_new_checkpoint_takes_its_place(system: bool, tmp_path: Path) -> None:
         if what == "a checkpoint":
             checkpoint(target, name="old")
         work.mkdir()
-        publish(str(checkpoint(work / "checkpoint", name="new")), str(target), str(work / "replaced"))
+        LOCAL.publish(publication(checkpoint(work / "checkpoint", name="new"), target, work / "replaced"))
         assert name_of(target) == "new"
         # What was there is not gone yet: in the new one's former place, or where it was put.
         kept = {"checkpoint": work / "checkpoint", "replaced": work / "replaced"}
@@ -66,7 +80,7 @@ def test_a_new_checkpoint_takes_its_place(system: bool, tmp_path: Path) -> None:
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     target = checkpoint(tmp_path / "out", name="old")
     with pytest.raises(DestinationError) as caught:
-        publish(str(tmp_path / "gone"), str(target), str(tmp_path / "replaced"))
+        LOCAL.publish(publication(tmp_path / "gone", target, tmp_path / "replaced"))
     message = f"{target}: the checkpoint cannot be put in place: No such file or directory"
     assert caught.value.message == message
     assert name_of(target) == "old"
@@ -91,7 +105,7 @@ def test_an_exchange_is_never_seen_half_done(tmp_path: Path) -> None:
         for number in range(1, 100):
             looked.clear()
             new = checkpoint(tmp_path / "new", name=str(number))
-            publish(str(new), str(target), str(tmp_path / "replaced"))
+            LOCAL.publish(publication(new, target, tmp_path / "replaced"))
             shutil.rmtree(new)
             if not number % 10:
                 assert looked.wait(60)
@@ -109,7 +123,7 @@ def test_everything_is_made_durable(system: bool, tmp_path: Path, monkeypatch: p
     synced: list[int] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), real(descriptor)))
-    flush(str(tree))
+    LOCAL.flush(str(tree))
     if system:
         assert synced == []  # the file system as a whole
         return
@@ -119,82 +133,54 @@ def test_everything_is_made_durable(system: bool, tmp_path: Path, monkeypatch: p
         assert synced.index(inodes[path]) < synced.index(inodes[path.parent])  # a name after what it names
 
 
-class Kill(BaseException):
-    """Stands for SIGKILL: nothing of ours is done any more."""
-
-
 RENAMES = 3
 """Two files and the step."""
 
 
 @pytest.mark.parametrize("moment", range(RENAMES + 1))
-def test_filling_can_be_killed_at_any_moment(moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filling_can_be_killed_at_any_moment(moment: int, tmp_path: Path) -> None:
     target, new = tmp_path / "out", tmp_path / "checkpoint"
     target.mkdir()
     checkpoint(new, name="new")
-    rename, count = os.rename, iter(range(100))
-
-    def limited(source: str, place: str) -> None:
-        if next(count) == moment:
-            raise Kill
-        rename(source, place)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publishing.os, "rename", limited)
-        if moment < RENAMES:
-            with pytest.raises(Kill):
-                publish(str(new), str(target), str(tmp_path / "replaced"))
-        else:
-            publish(str(new), str(target), str(tmp_path / "replaced"))
+    work = publication(new, target, tmp_path / "replaced")
+    faulty = FaultyStorage()
+    faulty.kill("rename", nth=moment + 1)
+    with pytest.raises(Kill) if moment < RENAMES else nullcontext():
+        faulty.publish(work)
     arrived = moment == RENAMES
     assert (target / "0").exists() == arrived  # there is a checkpoint after the last step, and not before
-    assert is_published(str(new), str(target)) == arrived
-    take_back(str(new), str(target), str(tmp_path / "replaced"))
+    assert LOCAL.is_published(work) == arrived
+    LOCAL.take_back(work)
     assert sorted(os.listdir(target)) == (["0", "ax2mt.json", "maxtext.yml"] if arrived else [])
     if not arrived:
-        publish(str(new), str(target), str(tmp_path / "replaced"))
+        LOCAL.publish(work)
     assert name_of(target) == "new"
     assert (target / "maxtext.yml").read_text() == (target / "ax2mt.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("moment", range(3))
-def test_two_renames_can_be_killed_at_any_moment(moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_renames_can_be_killed_at_any_moment(moment: int, tmp_path: Path) -> None:
     target, new, replaced = (tmp_path / name for name in ("out", "checkpoint", "replaced"))
     checkpoint(target, name="old")
     checkpoint(new, name="new")
-    rename, count = os.rename, iter(range(100))
-
-    def limited(source: str, place: str) -> None:
-        if next(count) == moment:
-            raise Kill
-        rename(source, place)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publishing, "_exchange", lambda *_: False)
-        patch.setattr(publishing.os, "rename", limited)
-        if moment < 2:
-            with pytest.raises(Kill):
-                publish(str(new), str(target), str(replaced))
-        else:
-            publish(str(new), str(target), str(replaced))
-    take_back(str(new), str(target), str(replaced))
+    work = publication(new, target, replaced)
+    faulty = FaultyStorage()
+    faulty.exchanges = False
+    faulty.kill("rename", nth=moment + 1)
+    with pytest.raises(Kill) if moment < 2 else nullcontext():
+        faulty.publish(work)
+    LOCAL.take_back(work)
     assert name_of(target) == ("new" if moment == 2 else "old")
     assert name_of(replaced if moment == 2 else new) == ("old" if moment == 2 else "new")
 
 
-def test_filling_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filling_that_fails_is_undone(tmp_path: Path) -> None:
     target, new = tmp_path / "out", checkpoint(tmp_path / "checkpoint", name="new")
     target.mkdir()
-    rename = os.rename
-
-    def limited(source: str, place: str) -> None:
-        if place == str(target / "0"):
-            raise OSError(28, "No space left on device")
-        rename(source, place)
-
-    monkeypatch.setattr(publishing.os, "rename", limited)
+    faulty = FaultyStorage()
+    faulty.fail("rename", f"{target}/0$", errno.ENOSPC)
     with pytest.raises(DestinationError, match="cannot be put in place: No space left on device"):
-        publish(str(new), str(target), str(tmp_path / "replaced"))
+        faulty.publish(publication(new, target, tmp_path / "replaced"))
     assert os.listdir(target) == []
     assert sorted(os.listdir(new)) == ["0", "ax2mt.json", "maxtext.yml"]
 
@@ -204,7 +190,7 @@ def test_nobodys_own_files_are_taken_back(tmp_path: Path) -> None:
     target.mkdir()
     (target / "maxtext.yml").write_text("mine")
     (target / "notes.txt").write_text("mine")
-    take_back(str(new), str(target), str(tmp_path / "replaced"))
+    LOCAL.take_back(publication(new, target, tmp_path / "replaced"))
     assert sorted(os.listdir(target)) == ["maxtext.yml", "notes.txt"]
     assert (new / "maxtext.yml").read_text() == "new"
 
@@ -215,7 +201,7 @@ def test_an_empty_directory_stays_the_one_it_is(tmp_path: Path) -> None:
     target.chmod(0o2750)
     (target / ".DS_Store").write_text("litter")
     before = target.stat()
-    publish(str(new), str(target), str(tmp_path / "replaced"))
+    LOCAL.publish(publication(new, target, tmp_path / "replaced"))
     after = target.stat()
     assert (after.st_ino, after.st_mode, after.st_uid, after.st_gid) == (
         before.st_ino, before.st_mode, before.st_uid, before.st_gid,
@@ -232,7 +218,7 @@ def test_a_replaced_directory_hands_on_its_rights(tmp_path: Path) -> None:
         os.chown(target, 12345, 23456)
         target.chmod(0o2770)
     before = target.stat()
-    publish(str(new), str(target), str(tmp_path / "replaced"))
+    LOCAL.publish(publication(new, target, tmp_path / "replaced"))
     after = target.stat()
     assert name_of(target) == "new"
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
@@ -245,7 +231,7 @@ def test_looking_before_work_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / PROBE).mkdir()  # from a run that was killed
     for name in ("new", "old", "empty"):
-        prepare(str(tmp_path / name), str(work))
+        LOCAL.prepare(str(tmp_path / name), str(work))
         assert os.listdir(work) == []
     assert sorted(os.listdir(tmp_path)) == ["empty", "old", "work"]
     assert name_of(tmp_path / "old") == "old"
@@ -253,21 +239,19 @@ def test_looking_before_work_leaves_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replies", ["overwrites", "always refuses"])
-def test_systems_that_answer_in_their_own_way_are_not_asked(
-    replies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systems_that_answer_in_their_own_way_are_not_asked(replies: str, tmp_path: Path) -> None:
     """FUSE file systems: some replace a directory that is not empty, some have one answer for every rename onto one."""
     target, work = checkpoint(tmp_path / "out", name="old"), tmp_path / "work"
     work.mkdir()
 
-    def rename(source: str, place: str) -> None:
-        if replies == "always refuses":
-            raise PermissionError(1, "Operation not permitted")
-        shutil.rmtree(place)
-        shutil.move(source, place)
+    class Odd(LocalStorage):
+        def rename(self, source: str, target: str) -> None:
+            if replies == "always refuses":
+                raise PermissionError(1, "Operation not permitted")
+            shutil.rmtree(target)
+            shutil.move(source, target)
 
-    monkeypatch.setattr(publishing.os, "rename", rename)
-    prepare(str(target), str(work))
+    Odd().prepare(str(target), str(work))
     assert name_of(target) == "old"
 
 
@@ -279,7 +263,7 @@ def test_what_is_made_has_the_group_of_the_directory_it_is_made_for(inherits: bo
     work.mkdir()
     os.chown(target if inherits else work, -1, 23456)
     (target if inherits else work).chmod(0o2775)
-    prepare(str(target), str(work))
+    LOCAL.prepare(str(target), str(work))
     (work / "made" / "deep").mkdir(parents=True)
     status = (work / "made" / "deep").stat()
     assert (status.st_gid, bool(status.st_mode & stat.S_ISGID)) == (
@@ -302,5 +286,5 @@ def test_default_access_rights_are_handed_on(mounted: Callable[[str, int], Path]
         os.setxattr(disk / "out", publishing.DEFAULT_ACL, acl)
     except OSError:
         pytest.skip("no access control lists here")
-    prepare(str(disk / "out"), str(disk / "work"))
+    LOCAL.prepare(str(disk / "out"), str(disk / "work"))
     assert os.getxattr(disk / "work", publishing.DEFAULT_ACL) == acl

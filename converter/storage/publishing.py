@@ -1,9 +1,9 @@
-"""How a finished checkpoint takes its place: in one step that is the last one, and by renames alone.
+"""How a finished tree takes its place on a local file system: in one step that is the last one, and by renames alone.
 
-A destination that is not there yet appears by a rename, a checkpoint that is there is exchanged for the new one, and an
-empty directory is filled: the entries are renamed into it one by one, the step last. Orbax and MaxText look for the
-step; without it there is no checkpoint. Each of these can be killed at any moment: `is_published` and `take_back` tell
-and undo how far it came.
+A destination that is not there yet appears by a rename, a tree that is there is exchanged for the new one, and an empty
+directory is filled: the entries are renamed into it one by one, the markers last. Readers look for a marker; without
+one there is nothing for them. Each of these can be killed at any moment: `is_published` and `take_back` tell and undo
+how far it came.
 """
 
 import ctypes
@@ -12,10 +12,11 @@ import os
 import re
 import shutil
 import stat
+from typing import Protocol
 
-from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME
 from converter.errors import DestinationError
-from converter.storage import PROBE, without_litter
+from converter.storage.base import Publication
+from converter.storage.litter import PROBE, without_litter
 
 DEFAULT_ACL = "system.posix_acl_default"
 """Linux: the extended attribute from which what is made in a directory takes its access rights."""
@@ -26,26 +27,30 @@ REFUSALS = frozenset({errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def publish(finished: str, destination: str, replaced: str) -> None:
-    """Puts a finished checkpoint in its place.
+class Mover(Protocol):
+    """The steps that a publication is made of."""
 
-    Args:
-      finished: the checkpoint's directory, on the destination's file system.
-      destination: its final place; an empty directory there stays the one it is.
-      replaced: where what was there goes, if it cannot be exchanged.
+    def rename(self, source: str, target: str) -> None:
+        """Moves a file or directory on one file system."""
+        ...
 
-    Raises:
-      DestinationError: it cannot be renamed; what was there stays.
-    """
+    def exchange(self, first: str, second: str) -> bool:
+        """Swaps two directories in one step, where the system can; tells whether it did."""
+        ...
+
+
+def publish(mover: Mover, publication: Publication) -> None:
+    """See `base.Storage.publish`."""
+    finished, destination = publication.finished, publication.destination
     try:
         if not os.path.isdir(destination):
-            os.rename(finished, destination)
+            mover.rename(finished, destination)
         elif is_empty(destination):
-            _fill(finished, destination)
+            _fill(mover, publication)
         else:
             _take_over_attributes(destination, finished)
-            if not _exchange(finished, destination):
-                _replace(finished, destination, replaced)
+            if not mover.exchange(finished, destination):
+                _replace(mover, publication)
         _flush_directory(os.path.dirname(destination))
     except OSError as error:
         raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
@@ -60,44 +65,29 @@ def is_empty(directory: str) -> bool:
     return not without_litter(os.listdir(directory))
 
 
-def is_published(finished: str, destination: str) -> bool:
-    """Whether a checkpoint that was being published has arrived: its step is at the destination, and not here."""
-    return bool(_steps(destination)) and not _steps(finished)
+def is_published(publication: Publication) -> bool:
+    """Whether a tree that was being published has arrived: its markers are at the destination, and not here."""
+    there, here = (_markers(place, publication) for place in (publication.destination, publication.finished))
+    return bool(there) and not here
 
 
-def take_back(finished: str, destination: str, replaced: str) -> None:
-    """Undoes a publication that was killed before its last step: what was at the destination is there again.
-
-    Args:
-      finished: the checkpoint that was being published.
-      destination: where to.
-      replaced: where a checkpoint that was at the destination may be.
-
-    Raises:
-      DestinationError: it cannot be renamed.
-    """
+def take_back(mover: Mover, publication: Publication) -> None:
+    """See `base.Storage.take_back`: what was at the destination is there again."""
+    finished, destination = publication.finished, publication.destination
     try:
-        if os.path.isdir(replaced) and not os.path.lexists(destination):
-            os.rename(replaced, destination)
-        elif _steps(finished) and os.path.isdir(destination) and not _steps(destination):
-            for name in (CONFIG_NAME, RECEIPT_NAME):
+        if os.path.isdir(publication.replaced) and not os.path.lexists(destination):
+            mover.rename(publication.replaced, destination)
+        elif os.path.isdir(destination) and _markers(finished, publication) and not _markers(destination, publication):
+            for name in publication.others:
                 here, there = os.path.join(finished, name), os.path.join(destination, name)
                 if os.path.lexists(there) and not os.path.lexists(here):
-                    os.rename(there, here)
+                    mover.rename(there, here)
     except OSError as error:
         raise DestinationError(f"{destination}: cannot be cleared of an interrupted run: {error.strerror}") from None
 
 
-def prepare(destination: str, work_area: str) -> None:
-    """Tries before any work whether the finished checkpoint will be let in, and readies the work area for it.
-
-    Args:
-      destination: its final place.
-      work_area: a directory beside it, in which the checkpoint will be made.
-
-    Raises:
-      DestinationError: what is there cannot be filled or replaced.
-    """
+def prepare(mover: Mover, destination: str, work_area: str) -> None:
+    """See `base.Storage.prepare`."""
     if not os.path.isdir(destination):
         return
     mount = _mount_below(os.path.realpath(destination))
@@ -106,7 +96,7 @@ def prepare(destination: str, work_area: str) -> None:
     empty = False
     try:
         empty = is_empty(destination)
-        _try_to_fill(destination, work_area) if empty else _try_to_replace(destination, work_area)
+        (_try_to_fill if empty else _try_to_replace)(mover, destination, work_area)
         if empty:
             _inherit(destination, work_area)
     except OSError as error:
@@ -128,33 +118,33 @@ def flush(path: str) -> None:
                 os.close(descriptor)
 
 
-def _fill(finished: str, destination: str) -> None:
-    """Moves everything into an empty directory, the step last; moves it back if that fails."""
-    steps = _steps(finished)
-    others = [name for name in without_litter(os.listdir(finished)) if name not in steps]
+def _fill(mover: Mover, publication: Publication) -> None:
+    """Moves everything into an empty directory, the markers last; moves it back if that fails."""
+    finished, destination = publication.finished, publication.destination
+    markers = _markers(finished, publication)
+    others = [name for name in without_litter(os.listdir(finished)) if name not in markers]
     moved: list[str] = []
     try:
-        for name in (*others, *steps):
-            if name in steps:
+        for name in (*others, *markers):
+            if name in markers:
                 _flush_directory(destination)
-            os.rename(os.path.join(finished, name), os.path.join(destination, name))
+            mover.rename(os.path.join(finished, name), os.path.join(destination, name))
             moved.append(name)
     except OSError:
         for name in reversed(moved):
-            os.rename(os.path.join(destination, name), os.path.join(finished, name))
+            mover.rename(os.path.join(destination, name), os.path.join(finished, name))
         raise
     _flush_directory(destination)
 
 
-def _steps(directory: str) -> list[str]:
-    """The names of a checkpoint's steps."""
+def _markers(directory: str, publication: Publication) -> list[str]:
     try:
-        return [name for name in os.listdir(directory) if name.isdigit()]
+        return list(filter(publication.is_marker, os.listdir(directory)))
     except OSError:
         return []
 
 
-def _try_to_fill(destination: str, work_area: str) -> None:
+def _try_to_fill(mover: Mover, destination: str, work_area: str) -> None:
     """Moves an empty directory in and removes it there: quotas of projects and encryption forbid what modes allow."""
     inside, beside = os.path.join(destination, PROBE), os.path.join(work_area, PROBE)
     for place in (inside, beside):
@@ -162,14 +152,14 @@ def _try_to_fill(destination: str, work_area: str) -> None:
             os.rmdir(place)
     os.mkdir(beside)
     try:
-        os.rename(beside, inside)
+        mover.rename(beside, inside)
     except OSError:
         os.rmdir(beside)
         raise
     os.rmdir(inside)
 
 
-def _try_to_replace(destination: str, work_area: str) -> None:
+def _try_to_replace(mover: Mover, destination: str, work_area: str) -> None:
     """Asks the system to move the destination onto a directory that is not empty, which it never does.
 
     That it is not empty is the last thing to be looked at (Linux, fs/namei.c): another answer than the one for a
@@ -180,18 +170,18 @@ def _try_to_replace(destination: str, work_area: str) -> None:
     for place in (full, own):
         os.makedirs(os.path.join(place, "x"), exist_ok=True)
     try:
-        usual = _move_errno(own, full)
-        found = _move_errno(destination, full) if usual else None
+        usual = _move_errno(mover, own, full)
+        found = _move_errno(mover, destination, full) if usual else None
         if found != usual and found in REFUSALS:
             raise OSError(found, os.strerror(found), destination)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _move_errno(source: str, target: str) -> int | None:
+def _move_errno(mover: Mover, source: str, target: str) -> int | None:
     """What the system has against a rename; None where it was done."""
     try:
-        os.rename(source, target)
+        mover.rename(source, target)
     except OSError as error:
         return error.errno
     return None
@@ -245,13 +235,13 @@ def _take_over_attributes(old: str, new: str) -> None:
     os.chmod(new, stat.S_IMODE(status.st_mode))
 
 
-def _replace(finished: str, destination: str, replaced: str) -> None:
+def _replace(mover: Mover, publication: Publication) -> None:
     """Two renames, where one is not to be had; what was there comes back if the second one fails."""
-    os.rename(destination, replaced)
+    mover.rename(publication.destination, publication.replaced)
     try:
-        os.rename(finished, destination)
+        mover.rename(publication.finished, publication.destination)
     except OSError:
-        os.rename(replaced, destination)
+        mover.rename(publication.replaced, publication.destination)
         raise
 
 
@@ -276,7 +266,7 @@ def _flush_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def _exchange(first: str, second: str) -> bool:
+def exchange(first: str, second: str) -> bool:
     """Swaps two directories in one step, where the system can (Linux renameat2); tells whether it did."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

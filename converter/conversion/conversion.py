@@ -1,0 +1,187 @@
+"""What `convert` is asked for, and the one value that all of it becomes before a weight is read."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from converter import __version__
+from converter.arrays import file_states
+from converter.checkpoints import is_committed
+from converter.conversion.stage import SOURCE_FILES
+from converter.errors import InexactError, SourceError
+from converter.planning import (
+    JOBS,
+    LINK,
+    Options,
+    PairMismatch,
+    Plan,
+    Source,
+    fitted_scales,
+    pair_mismatches,
+)
+from converter.storage import storage_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `convert` was asked for.
+
+    Attributes:
+      source: a step or trainer directory.
+      destination: where the checkpoint goes.
+      options: what shapes the result.
+      step: the wanted step; None for the latest.
+      mapping: path of a user's own table, or None.
+      settings: `KEY=VALUE` changes of the MaxText configuration.
+      jobs: blocks in flight.
+      overwrite: replace a checkpoint that is there.
+      fresh: do not go on with an interrupted run.
+      check: decode every chunk, also those that are passed through as they are.
+      require_exact: refuse weights that stock MaxText cannot compute exactly with.
+    """
+
+    source: str
+    destination: str
+    options: Options
+    step: int | None = None
+    mapping: str | None = None
+    settings: Sequence[str] = ()
+    jobs: int = JOBS
+    overwrite: bool = False
+    fresh: bool = False
+    check: bool = False
+    require_exact: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """All that decides what is written, and where.
+
+    Attributes:
+      source: the checkpoint, its metadata read and audited, with the table that it matches.
+      plan: what is done with each array.
+      destination: absolute path of the checkpoint.
+      journal: all that decides over the result: another value of any of these is another conversion.
+      computed: leaf path to a whole value that is written in place of the moved one.
+      mismatches: the q/k norm pairs of every layer.
+      overwrite: replace a checkpoint that is there.
+      fresh: start over, also where an interrupted run could be resumed.
+      check: decode every chunk, also those that are passed through as they are.
+    """
+
+    source: Source
+    plan: Plan
+    destination: str
+    journal: Mapping[str, Any]
+    computed: Mapping[str, np.ndarray]
+    mismatches: tuple[PairMismatch, ...]
+    overwrite: bool
+    fresh: bool
+    check: bool
+
+    @property
+    def needs_patch(self) -> bool:
+        """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
+        return self.plan.options.qk_norm == "plain" and any(not entry.exact for entry in self.mismatches)
+
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes that the checkpoint will take on disk; compression is assumed to do as well as in the source."""
+        tasks = self.plan.tasks
+        linked = {array.path for task in tasks if task.route == LINK for array in task.sources}
+        return int(sum(task.stored_bytes for task in tasks if task.sources[0].path not in linked) * 1.02)
+
+    def source_has_changed(self) -> bool:
+        """Whether the source changed, or was removed, since the start.
+
+        Raises:
+          SourceError: that cannot be told.
+        """
+        try:
+            unchanged = _source_digest(self.source) == self.journal[SOURCE_FILES]
+            return not unchanged or not is_committed(self.source.checkpoint.directory)
+        except SourceError as error:
+            if isinstance(error.__context__, FileNotFoundError | NotADirectoryError):
+                return True
+            raise
+
+
+def make_conversion(request: Request, source: Source, plan: Plan, destination: str) -> Conversion:
+    """Puts together what is known before the work begins; reads the q/k norm scales, and no other weight.
+
+    Raises:
+      InexactError: the result cannot be exact, and that was asked for.
+      SourceError: a scale cannot be read.
+    """
+    computed = fitted_scales(source, plan.config) if plan.options.qk_norm == "fit" else {}
+    conversion = Conversion(
+        source=source,
+        plan=plan,
+        destination=destination,
+        journal=_describe(source, plan),
+        computed=computed,
+        mismatches=pair_mismatches(source, computed),
+        overwrite=request.overwrite,
+        fresh=request.fresh,
+        check=request.check,
+    )
+    if request.require_exact:
+        _check_exact(conversion.mismatches, plan.options.qk_norm)
+    return conversion
+
+
+def _describe(source: Source, plan: Plan) -> dict[str, Any]:
+    """All that decides over the result, for the journal: another value of any of these is another conversion."""
+    directory = source.checkpoint.directory
+    leaves = repr([(leaf.path, leaf.shape, leaf.chunks, leaf.encoding) for leaf in plan.leaves])
+    return {
+        "version": __version__,
+        "source": storage_of(directory).resolve(directory),
+        "step": plan.step,
+        SOURCE_FILES: _source_digest(source),
+        "mapping": f"{plan.table} {plan.table_digest[:16]}",
+        "store": plan.options.store,
+        "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
+        "untie": plan.options.untie,
+        "qk_norm": plan.options.qk_norm,
+        "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
+        "maxtext.yml": json.loads(json.dumps(plan.config)),
+        "set": json.loads(json.dumps(plan.settings)),
+    }
+
+
+def _check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
+    """Refuses weights with which stock MaxText computes another function.
+
+    Raises:
+      InexactError: with a line for each layer concerned.
+    """
+    found = [entry for entry in mismatches if not entry.exact]
+    if found:
+        fit = qk_norm == "plain" and all(entry.separable for entry in found)
+        advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
+        raise InexactError(
+            f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
+            f"layers differ inside rotated pairs; {advice}",
+            [f"layer {entry.layer}: pair mismatch {max(entry.product, entry.query, entry.key):.3g}" for entry in found],
+        )
+
+
+def _source_digest(source: Source) -> str:
+    """A hash of the source's metadata and of name, size and time of change of all its chunk files.
+
+    Raises:
+      SourceError: a directory is not there any more.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name, array in sorted(source.arrays.items()):
+            digest.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
+            digest.update(repr(sorted(file_states(array))).encode())
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read any more: {error.strerror}") from None
+    return digest.hexdigest()[:16]

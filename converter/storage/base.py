@@ -1,0 +1,280 @@
+"""What a storage can do: the one interface between checkpoints and the place where their bytes live.
+
+Names are absolute paths, or URLs where a storage has its own scheme. Nothing here assumes that names form directories,
+that a blob can be renamed, or that a blob can be written twice: an object store has none of these.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+FILE, DIRECTORY, OTHER, DANGLING, UNREADABLE = "file", "directory", "other", "dangling link", "unreadable"
+"""Kinds of blobs. An object store has files, and prefixes for directories."""
+
+
+class ReadError(Exception):
+    """The source of a copy cannot be read, or changed meanwhile; its message says what happened, without the name.
+
+    Errors of the target of a copy are `OSError`, as those of all other operations are.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blob:
+    """One entry of a storage.
+
+    Attributes:
+      name: its name below the place that was listed; the whole name from `stat`.
+      kind: FILE, DIRECTORY, OTHER (a pipe, a device), DANGLING or UNREADABLE.
+      size: bytes; 0 for anything but a file.
+      version: differs where the content was written again: the time of change in nanoseconds, a generation, an ETag.
+      checksum: the CRC-32C of the content, where the storage knows it without reading.
+      problem: what a dangling link points to, or why nothing can be said about an unreadable entry.
+    """
+
+    name: str
+    kind: str
+    size: int = 0
+    version: int | str = 0
+    checksum: bytes | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """The room that is left.
+
+    Attributes:
+      free: bytes that may still be written.
+      place: what they are free on, for messages.
+    """
+
+    free: int
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bytes that names may have.
+
+    Attributes:
+      name: one part of a path.
+      blob: the last part of a blob's path, which may be longer while it is written.
+      path: a whole path.
+    """
+
+    name: int
+    blob: int
+    path: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """A finished tree and the place that it takes.
+
+    Attributes:
+      finished: the tree, in the work area.
+      destination: its place; an empty directory there is filled and stays the one it is.
+      replaced: where what was at the destination goes, if it cannot be exchanged in one step.
+      is_marker: tells the top-level entries that make readers take the tree for complete; they come last.
+      others: the names of all other top-level entries.
+    """
+
+    finished: str
+    destination: str
+    replaced: str
+    is_marker: Callable[[str], bool]
+    others: tuple[str, ...]
+
+
+class Reader(Protocol):
+    """An open blob: read from front to back, or by ranges. A context, which closes it."""
+
+    def __enter__(self) -> "Reader": ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None: ...
+
+    def read(self, size: int = -1, /) -> bytes | None:
+        """The next bytes, `size` at most; empty at the end."""
+        ...
+
+    def readinto(self, room: Any, /) -> int | None:
+        """Puts the next bytes into memory; returns how many, 0 at the end."""
+        ...
+
+    def read_range(self, start: int, count: int) -> bytes:
+        """Bytes at a position, fewer at the end; the next `read` is not affected."""
+        ...
+
+    def size(self) -> int:
+        """The blob's bytes now."""
+        ...
+
+
+class Writer(Protocol):
+    """A blob in the making: nothing is visible under its name before `commit`."""
+
+    def write(self, data: Any) -> None:
+        """Takes the next bytes."""
+        ...
+
+    def room(self) -> memoryview:
+        """Memory of the writer's own, at least one byte, to put the next bytes into; `added` then takes them."""
+        ...
+
+    def added(self, count: int) -> None:
+        """Takes bytes that were put at the start of `room`."""
+        ...
+
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
+        """Takes all bytes of a blob in the cheapest way that the storage has; before any other write.
+
+        Args:
+          source: a blob from which nothing was read yet.
+          look: is shown all bytes, in order.
+
+        Raises:
+          ReadError: the source cannot be read, or changed its size meanwhile.
+          OSError: the bytes cannot be written.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Makes the blob appear, whole, in place of what had its name before."""
+        ...
+
+    def abort(self) -> None:
+        """Gives the blob up; what had its name stays."""
+        ...
+
+
+class Lock(Protocol):
+    """Keeps other processes away from a name, and ends with the process."""
+
+    def is_in_place(self) -> bool:
+        """Whether the lock is still the one that others would meet."""
+        ...
+
+    def close(self) -> None:
+        """Releases the lock."""
+        ...
+
+
+class Storage(Protocol):
+    """A place where blobs live. Operations raise `OSError`, with the name in `filename`, unless they say otherwise."""
+
+    def resolve(self, name: str) -> str:
+        """The name behind links, where the storage has links."""
+        ...
+
+    def stat(self, name: str) -> Blob:
+        """What has a name. Raises `FileNotFoundError` where nothing has."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Whether anything has the name, be it a link that leads nowhere."""
+        ...
+
+    def is_directory(self, name: str) -> bool:
+        """Whether the name is a directory's."""
+        ...
+
+    def is_mount(self, name: str) -> bool:
+        """Whether a directory is a mount point, which cannot be replaced."""
+        ...
+
+    def is_writable(self, directory: str) -> bool:
+        """Whether entries can be made in a directory, as far as that shows."""
+        ...
+
+    def list(self, directory: str) -> Iterator[Blob]:
+        """The entries of a directory, in any order."""
+        ...
+
+    def walk(self, directory: str) -> Iterator[Blob]:
+        """All blobs below a directory that are none themselves; links are not followed. None where nothing is there."""
+        ...
+
+    def is_unfinished(self, name: str) -> bool:
+        """Whether a name is one that writers use before `commit`: a killed process leaves such blobs."""
+        ...
+
+    def missing(self, names: Iterable[str]) -> "list[str]":
+        """Which of these are no files."""
+        ...
+
+    def read(self, name: str, limit: int = -1) -> bytes:
+        """The content of a small blob; `limit` bytes of it at most, where given."""
+        ...
+
+    def open(self, name: str) -> Reader:
+        """Opens a blob."""
+        ...
+
+    def create(self, name: str, size: int = 0) -> Writer:
+        """Begins a blob of about `size` bytes."""
+        ...
+
+    def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
+        """Writes a small blob at once; `durable`: it survives a loss of power from then on."""
+        ...
+
+    def link(self, source: str, name: str) -> None:
+        """Makes a name another one of a file; nothing is done where it is one already."""
+        ...
+
+    def make_directory(self, directory: str) -> None:
+        """Makes a directory and those above it, where the storage has directories and they are not there."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Removes a blob, or a directory with all below it; links are not followed."""
+        ...
+
+    def remove_empty(self, directory: str) -> None:
+        """Removes a directory that is empty."""
+        ...
+
+    def flush(self, directory: str) -> None:
+        """Makes a tree durable."""
+        ...
+
+    def lock(self, name: str) -> Lock:
+        """Takes a lock on a name. Raises `BlockingIOError` where another process has it."""
+        ...
+
+    def space(self, name: str) -> Space | None:
+        """The room that is left for a name that need not be there yet; None where there is no limit."""
+        ...
+
+    def limits(self, name: str) -> Limits:
+        """How long names may be at the place of one that need not be there yet."""
+        ...
+
+    def prepare(self, destination: str, work_area: str) -> None:
+        """Tries before any work whether a finished tree will be let in, and readies the work area for it.
+
+        Raises:
+          DestinationError: what is there cannot be filled or replaced.
+        """
+        ...
+
+    def publish(self, publication: Publication) -> None:
+        """Puts a finished tree in its place, the markers last.
+
+        Raises:
+          DestinationError: that failed; what was there stays.
+        """
+        ...
+
+    def is_published(self, publication: Publication) -> bool:
+        """Whether a tree that was being published has arrived."""
+        ...
+
+    def take_back(self, publication: Publication) -> None:
+        """Undoes a publication that was killed before its last step.
+
+        Raises:
+          DestinationError: that failed.
+        """
+        ...

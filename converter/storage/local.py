@@ -1,0 +1,164 @@
+"""Local file systems, and whatever is mounted to look like one."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from converter.storage import publishing
+from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Publication, Space
+from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file
+from converter.storage.file_reader import FileReader
+from converter.storage.lock import FileLock
+
+LONGEST_NAME = 255
+"""Bytes of a name, where the file system does not say."""
+
+LONGEST_PATH = 4096
+"""Bytes of a path in Linux."""
+
+
+class LocalStorage:
+    """See `base.Storage`. Operations that are made of others call those, so that a test can let any of them fail."""
+
+    def resolve(self, name: str) -> str:
+        return os.path.realpath(name)
+
+    def stat(self, name: str) -> Blob:
+        return _blob(name, os.stat(name))
+
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(name)
+
+    def is_directory(self, name: str) -> bool:
+        return os.path.isdir(name)
+
+    def is_mount(self, name: str) -> bool:
+        return os.path.ismount(name)
+
+    def is_writable(self, directory: str) -> bool:
+        return os.access(directory, os.W_OK | os.X_OK)
+
+    def list(self, directory: str) -> Iterator[Blob]:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                try:
+                    yield _blob(entry.name, entry.stat())
+                except FileNotFoundError:
+                    if entry.is_symlink():
+                        yield Blob(name=entry.name, kind=DANGLING, problem=os.readlink(entry.path))
+                except OSError as error:
+                    yield Blob(name=entry.name, kind=UNREADABLE, problem=error.strerror or str(error))
+
+    def walk(self, directory: str) -> Iterator[Blob]:
+        for place, _, names in os.walk(directory):
+            prefix = os.path.join(os.path.relpath(place, directory), "").removeprefix("./")
+            for name in names:
+                with suppress(FileNotFoundError):
+                    status = os.lstat(os.path.join(place, name))
+                    version = status.st_mtime_ns
+                    yield Blob(name=prefix + name, kind=_kind(status), size=status.st_size, version=version)
+
+    def is_unfinished(self, name: str) -> bool:
+        return name.endswith(PART)
+
+    def missing(self, names: Iterable[str]) -> "list[str]":
+        return [name for name in names if not os.path.isfile(name)]
+
+    def read(self, name: str, limit: int = -1) -> bytes:
+        with open(name, "rb") as file:
+            return file.read(limit)
+
+    def open(self, name: str) -> FileReader:
+        return FileReader(name)
+
+    def create(self, name: str, size: int = 0) -> ChunkFile:
+        return open_chunk_file(name, size)
+
+    def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
+        file = self.create(name)
+        try:
+            file.write(data)
+            if durable:
+                file.flush()
+            file.commit()
+        except BaseException:
+            file.abort()
+            raise
+
+    def link(self, source: str, name: str) -> None:
+        if not (os.path.lexists(name) and os.path.samefile(source, name)):
+            os.link(os.path.realpath(source), name)
+
+    def make_directory(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Also after an error, all that can be removed is."""
+        if not os.path.isdir(name) or os.path.islink(name):
+            os.unlink(name)
+            return
+        try:
+            shutil.rmtree(name)
+        except OSError:
+            shutil.rmtree(name, ignore_errors=True)
+            raise
+
+    def remove_empty(self, directory: str) -> None:
+        os.rmdir(directory)
+
+    def flush(self, directory: str) -> None:
+        publishing.flush(directory)
+
+    def lock(self, name: str) -> FileLock:
+        return FileLock(name)
+
+    def space(self, name: str) -> Space | None:
+        place = _nearest(name)
+        return Space(free=shutil.disk_usage(place).free, place=place)
+
+    def limits(self, name: str) -> Limits:
+        try:
+            longest = os.pathconf(_nearest(name), "PC_NAME_MAX")
+        except (OSError, ValueError):
+            longest = LONGEST_NAME
+        return Limits(name=longest, blob=longest - len(PART), path=LONGEST_PATH)
+
+    def rename(self, source: str, target: str) -> None:
+        """Moves a file or directory on one file system."""
+        os.rename(source, target)
+
+    def exchange(self, first: str, second: str) -> bool:
+        """Swaps two directories in one step, where the system can; tells whether it did."""
+        return publishing.exchange(first, second)
+
+    def prepare(self, destination: str, work_area: str) -> None:
+        publishing.prepare(self, destination, work_area)
+
+    def publish(self, publication: Publication) -> None:
+        publishing.publish(self, publication)
+
+    def is_published(self, publication: Publication) -> bool:
+        return publishing.is_published(publication)
+
+    def take_back(self, publication: Publication) -> None:
+        publishing.take_back(self, publication)
+
+
+def _nearest(path: str) -> str:
+    """The directory at a path, or the nearest one above it."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _blob(name: str, status: os.stat_result) -> Blob:
+    kind = _kind(status)
+    return Blob(name=name, kind=kind, size=status.st_size if kind == FILE else 0, version=status.st_mtime_ns)
+
+
+def _kind(status: os.stat_result) -> str:
+    if stat.S_ISREG(status.st_mode):
+        return FILE
+    return DIRECTORY if stat.S_ISDIR(status.st_mode) else OTHER
