@@ -18,6 +18,7 @@ import zstandard
 from converter.arrays.array import ArraySpec, chunk_key
 from converter.arrays.zstd_frame import FrameCheck
 from converter.errors import SourceError
+from converter.storage import storage_of
 
 READ_SIZE = 256 << 10
 """Compressed bytes that are read at once: they stay in a core's cache until they are decoded."""
@@ -142,7 +143,7 @@ def _open_stream(array: ArraySpec, index: tuple[int, ...], where: str) -> Iterat
     """
     file = os.path.join(array.directory, chunk_key(index))
     try:
-        with open(file, "rb", buffering=0) as raw:
+        with storage_of(file).open(file) as raw:
             if array.compressor is None:
                 yield raw
                 _expect_end(raw, array, where)

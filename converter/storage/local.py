@@ -40,6 +40,9 @@ class LocalStorage:
     def is_writable(self, directory: str) -> bool:
         return os.access(directory, os.W_OK | os.X_OK)
 
+    def names(self, directory: str) -> "list[str]":
+        return os.listdir(directory)
+
     def list(self, directory: str) -> Iterator[Blob]:
         with os.scandir(directory) as entries:
             for entry in entries:
