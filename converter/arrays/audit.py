@@ -1,12 +1,10 @@
 import itertools
 import math
-import os
 import re
-import stat
 from dataclasses import dataclass
 
 from converter.arrays.array import Array
-from converter.storage import is_litter
+from converter.storage import DANGLING, DIRECTORY, FILE, UNREADABLE, Blob, is_litter, storage_of
 
 MAX_FINDINGS = 20
 
@@ -35,20 +33,20 @@ def audit_chunks(array: Array) -> Audit:
     present: set[str] = set()
     largest = _largest_file(array)
     try:
-        entries = list(os.scandir(array.directory))
+        blobs = list(storage_of(array.directory).list(array.directory))
     except OSError as error:
         return Audit((f"{array.path}: {array.directory} cannot be listed: {error.strerror}",), 0)
-    for entry in entries:
-        if not _CHUNK_NAME.match(entry.name):
+    for blob in blobs:
+        if not _CHUNK_NAME.match(blob.name):
             continue
-        if not _in_grid(entry.name, array.grid):
-            findings.add(f"chunk {entry.name}: outside the grid {list(array.grid)}")
+        if not _in_grid(blob.name, array.grid):
+            findings.add(f"chunk {blob.name}: outside the grid {list(array.grid)}")
             continue
-        present.add(entry.name)
-        size, problem = _look_at_file(entry, largest, array)
-        stored += size
+        present.add(blob.name)
+        stored += blob.size
+        problem = _problem(blob, largest, array)
         if problem:
-            findings.add(f"chunk {entry.name}: {problem}")
+            findings.add(f"chunk {blob.name}: {problem}")
     missing = math.prod(array.grid) - len(present)
     if missing:
         names = itertools.islice(
@@ -60,14 +58,13 @@ def audit_chunks(array: Array) -> Audit:
     return Audit(tuple(findings.lines()), stored)
 
 
-def file_states(array: Array) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each of an array's files: what shows that a source is not the same any more.
+def file_states(array: Array) -> list[tuple[str, int, int | str]]:
+    """Name, size and version of each of an array's files: what shows that a source is not the same any more.
 
     Litter comes and goes without that.
     """
-    with os.scandir(array.directory) as entries:
-        files = [entry for entry in entries if not is_litter(entry.name) and entry.is_file()]
-        return [(entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in files]
+    blobs = storage_of(array.directory).list(array.directory)
+    return [(blob.name, blob.size, blob.version) for blob in blobs if blob.kind == FILE and not is_litter(blob.name)]
 
 
 class _Findings:
@@ -100,26 +97,23 @@ def _in_grid(name: str, grid: tuple[int, ...]) -> bool:
     )
 
 
-def _look_at_file(entry: "os.DirEntry[str]", largest: int, array: Array) -> tuple[int, str]:
-    """Size of a chunk file, and what is wrong with it."""
-    try:
-        status = entry.stat()
-    except FileNotFoundError:
-        return 0, f"a dangling link to {os.readlink(entry.path)}" if entry.is_symlink() else "missing"
-    except OSError as error:
-        return 0, f"unreadable: {error.strerror}"
-    size = status.st_size
-    if stat.S_ISDIR(status.st_mode):
-        return 0, "a directory in the place of a file"
-    if not stat.S_ISREG(status.st_mode):
-        return 0, "not a regular file"
-    if size == 0:
-        return 0, "empty (0 bytes)"
-    if array.compressor is None and size != array.chunk_bytes:
-        return size, f"{size} bytes, expected {array.chunk_bytes}"
-    if size > largest:
-        return size, f"{size} bytes, more than {array.chunk_bytes} bytes can take when compressed"
-    return size, ""
+def _problem(blob: Blob, largest: int, array: Array) -> str:
+    """What is wrong with a chunk, as far as that shows without reading it."""
+    if blob.kind == DANGLING:
+        return f"a dangling link to {blob.problem}"
+    if blob.kind == UNREADABLE:
+        return f"unreadable: {blob.problem}"
+    if blob.kind == DIRECTORY:
+        return "a directory in the place of a file"
+    if blob.kind != FILE:
+        return "not a regular file"
+    if blob.size == 0:
+        return "empty (0 bytes)"
+    if array.compressor is None and blob.size != array.chunk_bytes:
+        return f"{blob.size} bytes, expected {array.chunk_bytes}"
+    if blob.size > largest:
+        return f"{blob.size} bytes, more than {array.chunk_bytes} bytes can take when compressed"
+    return ""
 
 
 def _largest_file(array: Array) -> int:

@@ -10,11 +10,11 @@ asked for older weights.
 import dataclasses
 import os
 import re
-import stat
 from dataclasses import dataclass
 
 from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint
 from converter.errors import SourceError
+from converter.storage import DIRECTORY, Blob, storage_of
 
 MAX_NOTES = 8
 
@@ -70,8 +70,8 @@ def find_step(path: str, step: int | None = None) -> FoundStep:
       SourceError: nothing is there, no such step is committed, or a newer step or a directory above it cannot be read.
     """
     status = _status(path)
-    if status is None or not stat.S_ISDIR(status.st_mode):
-        found = "does not exist" if not os.path.lexists(path) else "is not a directory"
+    if status is None or status.kind != DIRECTORY:
+        found = "does not exist" if not storage_of(path).exists(path) else "is not a directory"
         raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
     if is_step(path):
         check_committed(path)
@@ -111,7 +111,7 @@ def step_number(directory: str) -> int | None:
 def step_state(directory: str) -> str:
     """What a step is: "committed", "uncommitted", "orbax" (saved by OrbaxCheckpointer) or "unreadable"."""
     try:
-        if os.path.isdir(os.path.join(directory, "index")):
+        if storage_of(directory).is_directory(os.path.join(directory, "index")):
             return "orbax"
         return "uncommitted" if _why_not_committed(directory) else "committed"
     except SourceError:
@@ -192,11 +192,11 @@ def _why_not_committed(directory: str) -> str:
     status = _status(directory)
     if status is None:
         raise _leads_nowhere(directory)
-    if not stat.S_ISDIR(status.st_mode):
+    if status.kind != DIRECTORY:
         return "it is not a directory"
     marker = os.path.join(directory, "index")
     if _status(marker) is None:
-        if os.path.lexists(marker):
+        if storage_of(marker).exists(marker):
             raise _leads_nowhere(marker)
         return "it has no index file, so its save or its copy did not finish"
     check_committed(directory)
@@ -209,8 +209,8 @@ def is_step(path: str) -> bool:
     return (
         step_number(path) is not None
         or _status(marker) is not None
-        or os.path.lexists(marker)
-        or os.path.isdir(os.path.join(path, "gda"))
+        or storage_of(marker).exists(marker)
+        or storage_of(path).is_directory(os.path.join(path, "gda"))
     )
 
 
@@ -227,14 +227,14 @@ def _check_whole(checkpoint: Checkpoint) -> None:
         raise SourceError(f"{directory}: there is an index, but no gda/ directory; the step was copied incompletely")
 
 
-def _status(place: str) -> os.stat_result | None:
+def _status(place: str) -> Blob | None:
     """What is at a path; None where nothing is.
 
     Raises:
       SourceError: it cannot be told; no permission is not absence.
     """
     try:
-        return os.stat(place)
+        return storage_of(place).stat(place)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -243,7 +243,7 @@ def _status(place: str) -> os.stat_result | None:
 
 def _names(place: str) -> list[str]:
     try:
-        return os.listdir(place)
+        return storage_of(place).names(place)
     except NotADirectoryError:
         return []
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     if not storage.is_directory(target):
         raise DestinationError(f"{target}: exists and is no directory; give a new directory")
     try:
-        names = without_litter(blob.name for blob in storage.list(target))
+        names = without_litter(storage.names(target))
     except OSError as error:
         raise DestinationError(f"{target}: cannot be listed: {error.strerror}") from None
     if not names:

@@ -230,9 +230,9 @@ class Stage:
                 self.storage.remove(os.path.join(leaves, blob.name))
 
     def _clear(self) -> None:
-        for blob in list(self.storage.list(self.root)):
-            if blob.name != LOCK:
-                self.storage.remove(os.path.join(self.root, blob.name))
+        for name in self.storage.names(self.root):
+            if name != LOCK:
+                self.storage.remove(os.path.join(self.root, name))
 
 
 def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:

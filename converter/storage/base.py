@@ -187,6 +187,10 @@ class Storage(Protocol):
         """Whether entries can be made in a directory, as far as that shows."""
         ...
 
+    def names(self, directory: str) -> "list[str]":
+        """The names of a directory's entries, in any order; cheaper than `list`."""
+        ...
+
     def list(self, directory: str) -> Iterator[Blob]:
         """The entries of a directory, in any order."""
         ...

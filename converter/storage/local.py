@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from converter.storage import publishing
+import converter.storage.publishing as publishing
 from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Publication, Space
 from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file
 from converter.storage.file_reader import FileReader
@@ -39,6 +39,9 @@ class LocalStorage:
 
     def is_writable(self, directory: str) -> bool:
         return os.access(directory, os.W_OK | os.X_OK)
+
+    def names(self, directory: str) -> "list[str]":
+        return os.listdir(directory)
 
     def list(self, directory: str) -> Iterator[Blob]:
         with os.scandir(directory) as entries:

@@ -166,7 +166,7 @@ def test_a_directory_that_cannot_be_listed(tmp_path: Path) -> None:
 
 
 def test_states_show_every_change_of_a_file(array: Array) -> None:
-    def states() -> list[tuple[str, int, int]]:
+    def states() -> list[tuple[str, int, int | str]]:
         return sorted(file_states(array))
 
     before = states()

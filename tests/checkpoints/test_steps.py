@@ -1,6 +1,5 @@
 """Which step a path means, which newer steps are passed over, and what is an error instead."""
 
-import errno
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ import pytest
 from converter.checkpoints.axlearn import is_committed
 from converter.checkpoints.axlearn_steps import find_step, list_steps, open_step, step_number
 from converter.errors import SourceError
+from tests.helpers.faulty_storage import FaultyStorage
 
 
 def make_steps(place: Path, *committed: int, uncommitted: tuple[int, ...] = ()) -> Path:
@@ -156,23 +156,14 @@ def test_a_newer_step_that_is_damaged_is_an_error(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step_00000200", "checkpoints/step_00000200/index"])
-def test_input_output_errors_are_not_absence(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_output_errors_are_not_absence(place: str, tmp_path: Path, faulty: FaultyStorage) -> None:
     make_step(tmp_path / "checkpoints" / "step_00000100", number=100)
     make_step(tmp_path / "checkpoints" / "step_00000200", number=200)
     broken = os.path.join(tmp_path, place).rstrip("/")
 
-    def deny(call: Callable[..., Any]) -> Callable[..., Any]:
-        def denied(name: Any, *arguments: Any, **keywords: Any) -> Any:
-            if os.fspath(name) == broken:
-                raise OSError(errno.EIO, os.strerror(errno.EIO), name)
-            return call(name, *arguments, **keywords)
-
-        return denied
-
-    monkeypatch.setattr(os, "stat", deny(os.stat))
-    monkeypatch.setattr(os, "listdir", deny(os.listdir))
+    faulty.fail("stat", f"^{broken}$")
+    faulty.fail("names", f"^{broken}$")
     message = refusal(tmp_path)
-    monkeypatch.undo()
     assert message.startswith(f"{broken}: cannot be ")
     assert "Input/output error" in message
 

@@ -260,7 +260,7 @@ def test_what_cannot_be_removed_is_told(target: str, faulty: FaultyStorage) -> N
     assert not os.path.exists(journal_path(target))
 
 
-@pytest.mark.parametrize("operation", ["make_directory", "lock", "write", "list"])
+@pytest.mark.parametrize("operation", ["make_directory", "lock", "write", "names"])
 def test_a_work_area_that_cannot_be_begun(operation: str, target: str, faulty: FaultyStorage) -> None:
     faulty.fail(operation, r"\.ax2mt-wip", errno.EROFS)
     with pytest.raises(DestinationError, match="Read-only file system"), staged(target):

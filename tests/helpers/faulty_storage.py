@@ -2,7 +2,7 @@
 
 The fixture `faulty` in conftest puts one in the place of the local storage: whatever this process does with checkpoint
 bytes from then on goes through it. A rule names an operation of `Storage` (also `rename` and `exchange`, the steps of a
-local publication, and `readinto` and `put`, the reads and writes of open blobs), and a pattern that a name given to it
+local publication, `readinto` and `put`, the reads and writes of open blobs), and a pattern that a name given to it
 must contain.
 """
 
@@ -145,6 +145,14 @@ class _FaultyReader(FileReader):
     def __init__(self, storage: FaultyStorage, path: str):
         super().__init__(path)
         self._storage, self._path = storage, path
+
+    def read(self, size: int | None = -1, /) -> bytes | None:
+        self._storage.meet("read", self._path)
+        return super().read(size)
+
+    def read_range(self, start: int, count: int) -> bytes:
+        self._storage.meet("read_range", self._path)
+        return super().read_range(start, count)
 
     def readinto(self, room: Any, /) -> int | None:
         self._storage.meet("readinto", self._path)
