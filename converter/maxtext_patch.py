@@ -2,8 +2,9 @@
 
     python -m converter.maxtext_patch maxtext.trainers.pre_train.train CONFIG ...
 
-runs a MaxText module with the patch; `import converter.maxtext_patch; converter.maxtext_patch.apply()`, before a model
-is built, does the same from code. Only models with a decoder block of BLOCKS change. Weights are those of
+runs a MaxText module with the patch, for the decoder block that the configuration or a `decoder_block=` argument names;
+`import converter.maxtext_patch; converter.maxtext_patch.apply()`, before a model is built, does the same from code, for
+the decoder blocks of BLOCKS. Models with other blocks do not change. Weights are those of
 `convert --qk-norm plain`. Why this is needed, and the change to MaxText that would replace it: docs/maxtext.md.
 
 Made for MaxText 0.2.5. Other versions below 0.3 are taken if the code in question has the same structure; anything else
@@ -39,7 +40,7 @@ if not use_shared_kv:
     key = self.apply_rotary_embedding(key, inputs_positions=inputs_positions, rope_kwargs=rope_kwargs)
 """
 BLOCKS = ("ENVY",)
-"""The decoder blocks that change, as MaxText's DecoderBlockType names them: those of which the order is measured."""
+"""The decoder blocks that change where none is named, as MaxText's DecoderBlockType calls them."""
 
 _MARK = "norms_after_rope"
 
@@ -158,17 +159,41 @@ def _advice() -> str:
     return "use MaxText 0.2.5, or convert with --qk-norm fit and run without the patch"
 
 
+def configured_blocks(arguments: Sequence[str]) -> Sequence[str]:
+    """The decoder block of a MaxText command; BLOCKS where neither its arguments nor its configuration names one.
+
+    Args:
+      arguments: as MaxText gets them: the configuration, then `KEY=VALUE`.
+
+    Raises:
+      PatchError: the configuration cannot be read.
+    """
+    lines = [argument for argument in arguments if argument.startswith("decoder_block=")]
+    config = next((argument for argument in arguments if argument.endswith((".yml", ".yaml"))), None)
+    if not lines and config is not None:
+        try:
+            with open(config, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise PatchError(f"{config}: cannot be read: {why}; name the block with decoder_block=NAME") from None
+    found = [match[1] for line in lines if (match := re.match(r"decoder_block\s*[:=]\s*[\"']?(\w+)", line))]
+    return (found[-1].upper(),) if found else BLOCKS
+
+
 def main(arguments: Sequence[str]) -> int:
     """Patches MaxText and runs one of its modules as a program."""
     if not arguments or arguments[0].startswith("-"):
         print("usage: python -m converter.maxtext_patch MODULE [ARGUMENT ...]", file=sys.stderr)
         return 2
     try:
-        version = apply()
+        _version()  # without MaxText nothing else matters
+        blocks = configured_blocks(arguments[1:])
+        version = apply(blocks)
     except PatchError as error:
         print(f"maxtext_patch: {error}", file=sys.stderr)
         return 1
-    names = ", ".join(block.lower() for block in BLOCKS)
+    names = ", ".join(block.lower() for block in blocks)
     print(f"maxtext_patch: MaxText {version} norms q and k after RoPE (decoder block {names})", file=sys.stderr)
     sys.argv = list(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -28,6 +28,7 @@ axlearn = "{layer}/wide/weight"
 maxtext = "{layer}/wide/kernel"
 axes = "embed mlp -> mlp embed"
 when = "dense"
+group = "ffn"
 [[drop]]
 axlearn = "learner/**"
 reason = "state"
@@ -79,16 +80,16 @@ def test_a_valid_table() -> None:
         ),
         ('when = "dense"', 'when = "densee"', ["t.toml:14: unknown kind 'densee'; did you mean 'dense'?"]),
         ('cycle = ["dense"]', 'cycle = ["thick"]', ["t.toml:5: unknown kind 'thick'"]),
-        ('size = "mlp"', 'size = "mlq"', ["t.toml:23: unknown axis 'mlq'; did you mean 'mlp'?"]),
-        ('{ size = "mlp" }', '{ has = "mo" }', ["t.toml:23: unknown kind 'mo'; did you mean 'moe'?"]),
-        ('{ size = "mlp" }', '{ unless = "x" }', ["t.toml:23: unknown option 'x'"]),
+        ('size = "mlp"', 'size = "mlq"', ["t.toml:24: unknown axis 'mlq'; did you mean 'mlp'?"]),
+        ('{ size = "mlp" }', '{ has = "mo" }', ["t.toml:24: unknown kind 'mo'; did you mean 'moe'?"]),
+        ('{ size = "mlp" }', '{ unless = "x" }', ["t.toml:24: unknown option 'x'"]),
         (
             '{ size = "mlp" }',
             '{ siz = "mlp" }',
-            ["t.toml:23: width must be a value or one rule of size, has, unless, layout, value; found {'siz': 'mlp'}"],
+            ["t.toml:24: width must be a value or one rule of size, has, unless, layout, value; found {'siz': 'mlp'}"],
         ),
-        ('reason = "state"', "", ["t.toml:19: [drop] lacks 'reason', a text"]),
-        ('reason = "state"', "reason = 7", ["t.toml:21: reason must be a text, found 7"]),
+        ('reason = "state"', "", ["t.toml:20: [drop] lacks 'reason', a text"]),
+        ('reason = "state"', "reason = 7", ["t.toml:22: reason must be a text, found 7"]),
         (
             'dense = "wide/weight"\nmoe = "gate/weight"',
             "",
@@ -108,6 +109,10 @@ def test_a_valid_table() -> None:
         ("axis = 1", "axis = 9", ["t.toml:9: layers.scanned: path must be a text and axis a number from 0 to 8"]),
         ("layers_{block}", "layers_{n}", ["t.toml:9: layers.scanned: unknown field in 'layers_{n}'"]),
         ('name = "tiny"', "", ["t.toml: the file lacks 'name', a text"]),
+        ('title = "A', 'groups = 3\ntitle = "A', ["t.toml:2: groups must be a text or a list of texts, found 3"]),
+        ('title = "A', 'groups = ["fnn"]\ntitle = "A', ["t.toml:2: unknown group 'fnn'; did you mean 'ffn'?"]),
+        ('when = "dense"', 'role = "out"', ["t.toml:18: role 'out' belongs to a tensor of 3 dimensions, axes has 2"]),
+        ('when = "dense"', 'role = "final_norm"', ["t.toml:18: role 'final_norm' belongs to a tensor outside of the"]),
         ('[maxtext]\nprefix = "params"', "[[maxtext]]", ["t.toml: the file needs a table [maxtext]"]),
     ],
 )
@@ -121,13 +126,32 @@ def test_faults(old: str, new: str, expected: list[str]) -> None:
 
 def test_all_faults_are_listed() -> None:
     text = VALID.replace("embed mlp -> mlp embed", "embed ->").replace('reason = "state"', "")
-    assert [line.split(":")[1] for line in faults(text) if line.startswith("t.toml")] == ["17", "19"]
+    assert [line.split(":")[1] for line in faults(text) if line.startswith("t.toml")] == ["17", "20"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [("dense", "moe", False), ("dense", "dense", True), ("dense", "", True), ("", "", True), ("dense", "thin", True)],
+)
+def test_a_layer_has_a_role_once(first: str, second: str, refused: bool) -> None:
+    """Only kinds of one choice exclude each other; kinds of two choices can meet in a layer."""
+    row = VALID[VALID.index("[[tensor]]") : VALID.index("[[drop]]")].replace("axes", 'role = "wi_0"\naxes')
+    rows = [
+        row.replace("wide", name).replace('when = "dense"', f'when = "{when}"' if when else "")
+        for name, when in (("a", first), ("b", second))
+    ]
+    width = '[[choice]]\nname = "width"\nthin = "x"\nthick = "y"\n'
+    text = VALID.split("[[tensor]]")[0] + width + "".join(rows) + VALID[VALID.index("[[drop]]") :]
+    if not refused:
+        assert parse_mapping(text, "t.toml")
+        return
+    assert any("role 'wi_0' is also that of line" in line for line in faults(text))
 
 
 def test_a_target_that_two_rows_produce() -> None:
     row = VALID[VALID.index("[[tensor]]") : VALID.index("[[drop]]")]
     (found,) = faults(VALID + row)
-    assert found == "t.toml:24: target {layer}/wide/kernel is also produced by line 14"
+    assert found == "t.toml:25: target {layer}/wide/kernel is also produced by line 14"
 
 
 @pytest.mark.parametrize(

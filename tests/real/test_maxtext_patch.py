@@ -11,7 +11,7 @@ import pytest
 
 from converter import maxtext_patch
 from converter.conversion.run import Request, convert
-from converter.maxtext_patch import PatchError, patch_source
+from converter.maxtext_patch import BLOCKS, PatchError, configured_blocks, patch_source
 from converter.planning.options import Options
 from converter.work import Silent
 
@@ -71,6 +71,26 @@ def test_the_blocks_are_the_callers_choice():
     )
     assert both(Recorder("llama2"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
     assert patched()(Recorder("qwen3"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "blocks"),
+    [
+        ("base_config: base.yml\ndecoder_block: qwen3  # plain\n", [], ("QWEN3",)),
+        ("decoder_block: 'envy'\n", ["run_name=x"], ("ENVY",)),
+        ("decoder_block: envy\n", ["decoder_block=qwen3"], ("QWEN3",)),
+        ("base_emb_dim: 8\n", [], BLOCKS),
+    ],
+)
+def test_the_configuration_names_the_block(text, arguments, blocks, tmp_path):
+    (tmp_path / "maxtext.yml").write_text(text)
+    assert configured_blocks([str(tmp_path / "maxtext.yml"), *arguments]) == blocks
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path):
+    assert configured_blocks([]) == BLOCKS
+    with pytest.raises(PatchError, match=r"absent\.yml: cannot be read"):
+        configured_blocks([str(tmp_path / "absent.yml")])
 
 
 @pytest.mark.parametrize(
