@@ -25,7 +25,7 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py
 	@mkdir -p build
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --basetemp=build/tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=build/tests
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
