@@ -25,7 +25,7 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py
 	@mkdir -p build
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --basetemp=build/tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=build/tests
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -55,6 +55,7 @@ torture: $(VENV)/ready
 	$(BIN)/python -c "from pathlib import Path; from benchmarks.source import random_source; \
 	    random_source(Path('build/torture/source'), 200_000_000)"
 	$(BIN)/python -m tests.torture.kill build/torture/source build/torture/work --count 200
+	AX2MT_FUZZ=100 $(BIN)/python -m pytest tests/faults/test_fuzz.py -n 2 --timeout=0 --basetemp=build/torture/fuzz
 
 clean:
 	rm -rf $(VENV) .venv-maxtext .venv-orbax build .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Property-based tests over everything that somebody else may have written: only documented exit codes, ever.
 
-`AX2MT_FUZZ=100 pytest tests/test_fuzz.py` tries a hundred times as many cases, and other ones each time.
+`AX2MT_FUZZ=100 pytest tests/faults/test_fuzz.py` tries a hundred times as many cases, and other ones each time.
 """
 
 import contextlib

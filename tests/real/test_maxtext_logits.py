@@ -21,9 +21,9 @@ CASES = {
     "prenorm-untied": ("envy-test", {"untie": True}),
 }
 
-# All of them need one expensive process; with xdist they stay together on one worker. On a busy machine a load takes
-# minutes: the limit is for a process that hangs, and each case loads for itself.
-pytestmark = [pytest.mark.maxtext, pytest.mark.xdist_group("maxtext"), pytest.mark.timeout(1800)]
+# All of them need one expensive process; `--dist loadfile` keeps a module's tests on one worker. On a busy machine a
+# load takes minutes: the limit is for a process that hangs, and each case loads for itself.
+pytestmark = [pytest.mark.maxtext, pytest.mark.timeout(1800)]
 
 
 class MaxTextLogits:

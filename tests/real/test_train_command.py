@@ -71,7 +71,6 @@ for yml, argument in json.load(sys.stdin):
 
 
 @pytest.mark.maxtext
-@pytest.mark.xdist_group("maxtext")
 def test_maxtext_reads_the_values_back(maxtext_python: str, converted: Callable[..., Path], tmp_path: Path) -> None:
     out = converted("micro-hybrid-qkpair", untie=True)
     arguments = [
@@ -138,7 +137,6 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 @pytest.mark.maxtext
-@pytest.mark.xdist_group("maxtext")
 @pytest.mark.parametrize(
     ("patched", "changes", "expected"),
     [
@@ -158,7 +156,6 @@ def test_it_does_not_train_while_a_placeholder_is_left(
 
 
 @pytest.mark.maxtext
-@pytest.mark.xdist_group("maxtext")
 def test_filled_in_it_starts_from_the_converted_weights(maxtext_python: str, silent: tuple[Path, str, str]) -> None:
     trains = subprocess.run([maxtext_python, "-c", "import ml_collections"], capture_output=True, check=False)
     if trains.returncode and not environments.in_ci():

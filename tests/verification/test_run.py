@@ -179,7 +179,7 @@ def test_every_flipped_bit_in_any_file_is_found(converted: dict[str, Path], tmp_
     checkpoint = Path(shutil.copytree(converted[store], tmp_path / "copy"))
     generator = random.Random(7)
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    for number in range(80 if store == "ocdbt" else 240):
+    for number in range(2 * len(files)):
         path = files[number % len(files)]
         data = path.read_bytes()
         changed = bytearray(data)
@@ -187,7 +187,7 @@ def test_every_flipped_bit_in_any_file_is_found(converted: dict[str, Path], tmp_
         path.write_bytes(changed)
         place = str(path.relative_to(checkpoint))
         assert not sound(checkpoint), place
-        if "/items/params." in place and path.name not in ("zarr.json", ".zarray"):
+        if number < len(files) and "/items/params." in place and path.name not in ("zarr.json", ".zarray"):
             (finding,) = against_source(checkpoint).findings
             assert finding.place.replace("/", ".") in place
         path.write_bytes(data)
