@@ -4,7 +4,7 @@ from converter.arrays.array import ArraySpec, Leaf, chunk_key
 from converter.arrays.audit import audit_chunks, file_states
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk, slabs, storage_dtype
 from converter.arrays.digest import chunk_digest, start_chunk
-from converter.arrays.encoding import STORES, Encoding
+from converter.arrays.encoding import Encoding
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.reader import BlockReader, chunks_in, place, slices
 from converter.arrays.writer import ChunkWriter, LeafStore
@@ -18,7 +18,6 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_HEADER",
     "NODES",
-    "STORES",
     "ArraySpec",
     "BlockReader",
     "ChunkWriter",

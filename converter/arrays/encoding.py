@@ -14,7 +14,6 @@ none. Only linked chunks have none: they are the source's own files.
 from dataclasses import dataclass
 from typing import Any
 
-STORES = ("files", "ocdbt", "zarr2")
 LEVEL = 1
 """zstd's level for chunks that we encode. Weights are noise to a compressor: higher levels only take longer."""
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Request:
     source: str
     destination: str
     options: Options
+    _: KW_ONLY
     step: int | None = None
     mapping: str | None = None
     settings: Sequence[str] = ()
@@ -112,6 +113,16 @@ class Result:
     stock_command: str
     leftover: str
 
+    @property
+    def exact_attention(self) -> bool:
+        """Whether stock MaxText computes AXLearn's attention from what was written."""
+        return all(entry.exact for entry in self.mismatches)
+
+    @property
+    def exact_logits(self) -> bool:
+        """Whether stock MaxText computes AXLearn's logits, up to the rounding of float32."""
+        return self.exact_attention and not self.plan.tied
+
 
 def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
     """Converts a checkpoint, or goes on with an interrupted conversion.
@@ -134,16 +145,14 @@ def convert(request: Request, progress: Progress, committer: Committer | None = 
 def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
     destination = resolve_destination(request.destination)
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
-    )
+    source = open_source(request.source, step=request.step, mapping=request.mapping, options=request.options.table)
     configuration = configure(source.match, request.settings)
     plan = make_plan(source, request.options, configuration, jobs=request.jobs)
     conversion = describe(source, plan)
-    computed = fitted_scales(source, plan.config) if plan.options.qk_norm == "fit" else {}
+    computed = fitted_scales(source, plan.config)
     mismatches = pair_mismatches(source, computed)
     if request.require_exact:
-        check_exact(mismatches, plan.options.qk_norm)
+        check_exact(mismatches, fitted=bool(computed))
     if finish_published(destination, conversion):
         written, resumed, leftover = Written(), True, ""
     else:
@@ -161,7 +170,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
-        command=train_command(destination, patched=needs_patch(mismatches, plan.options.qk_norm)),
+        command=train_command(destination, patched=needs_patch(mismatches, fitted=bool(computed))),
         stock_command=train_command(destination),
         leftover=leftover,
     )
@@ -245,8 +254,7 @@ def describe(source: Source, plan: Plan) -> dict[str, Any]:
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
-        "untie": plan.options.untie,
-        "qk_norm": plan.options.qk_norm,
+        **source.match.table.states(plan.options.table),
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
         "set": json.loads(json.dumps(plan.settings)),
@@ -260,12 +268,12 @@ def expected_bytes(plan: Plan) -> int:
     return int(stored * 1.02)
 
 
-def needs_patch(mismatches: Sequence[PairMismatch], qk_norm: str) -> bool:
+def needs_patch(mismatches: Sequence[PairMismatch], *, fitted: bool) -> bool:
     """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
-    return qk_norm == "plain" and any(not entry.exact for entry in mismatches)
+    return not fitted and any(not entry.exact for entry in mismatches)
 
 
-def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
+def check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -273,7 +281,7 @@ def check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
-        fit = qk_norm == "plain" and all(entry.separable for entry in found)
+        fit = not fitted and all(entry.separable for entry in found)
         advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
@@ -302,7 +310,8 @@ def _finish(plan: Plan, stage: Stage, table: MappingTable, written: Written, con
     """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     stage.check_whole(plan.leaves)
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
-    entry = metadata_entry(records, qk_norm=plan.options.qk_norm, settings=plan.settings)
+    states = table.states(plan.options.table)
+    entry = metadata_entry(records, fits={name: states[name] for name in table.fits}, settings=plan.settings)
     leaves = tuple(
         StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
         for leaf in plan.leaves
@@ -320,9 +329,8 @@ def _finish(plan: Plan, stage: Stage, table: MappingTable, written: Written, con
 
 def _receipt_origin(plan: Plan, table: MappingTable) -> Origin:
     options = {
-        "untie": plan.options.untie,
+        **table.states(plan.options.table),
         "store": plan.options.store,
-        "qk_norm": plan.options.qk_norm,
         "set": dict(plan.settings),
     }
     training = training_keys(table)

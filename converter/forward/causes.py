@@ -4,7 +4,7 @@ A switch changes what MaxText's weights are run with: one point of the arithmeti
 own. If the logits then come closer to AXLearn's, the difference is there, and that is how much it explains.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,16 +36,16 @@ class Cause:
     switch: Callable[[Variant], Variant]
 
 
-def known_causes(source: Weights, computes: Semantics, qk_norm: str) -> tuple[Cause, ...]:
+def known_causes(source: Weights, computes: Semantics, fitted: Collection[str]) -> tuple[Cause, ...]:
     """All known differences, the more specific ones first.
 
     Args:
       source: the AXLearn weights.
       computes: what AXLearn computes from them.
-      qk_norm: how the destination's q/k norm scales were made, "plain" or "fit".
+      fitted: names of the destination's tensors whose values were fitted.
     """
     again = "convert again with the bundled mapping table, and compare your own with `ax2mt mappings show envy`"
-    scales = ("query_scale", "key_scale") if qk_norm == "fit" else ()
+    scales = tuple(sorted(fitted))
     return (
         _fact(computes, "experts per token", "top_k", "num_experts_per_tok"),
         _setting(

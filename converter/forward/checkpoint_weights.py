@@ -6,14 +6,14 @@ role is, and in which order its axes lie; on MaxText's the leaf is in the order 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from converter.axes import AxisMap, Branch, Product
-from converter.checkpoints import Target, recorded_qk_norm, recorded_settings
+from converter.checkpoints import Target, recorded_fits, recorded_settings
 from converter.errors import MappingError, SourceError, VerificationError
 from converter.forward.views import StoredArray, View, open_axlearn, open_context
 from converter.forward.weights import Weights, layer_view
-from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join
+from converter.mapping import LAYER_AXIS, LAYER_FIELD, Fit, LayerLayout, MappingTable, MatchedRow, join
 from converter.planning import Source
 
 
@@ -76,11 +76,17 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str) -> Weights:
         shown,
         top,
         _in_order(shown, layers),
-        recorded_qk_norm(target.custom),
+        fitted_roles(table, recorded_fits(target.custom, table.fits)),
         settings=recorded_settings(target.custom),
     )
     weights.check()
     return weights
+
+
+def fitted_roles(table: MappingTable, fits: Collection[str]) -> frozenset[str]:
+    """Roles of the tensors whose values these fits make."""
+    rows = (row for row in table.rows if isinstance(row.value, Fit) and row.value.name in fits)
+    return frozenset(role for row in rows for role in row.roles)
 
 
 def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTable:
