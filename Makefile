@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format bench bench-memory bench-restore bench-verify bench-22b torture clean
+.PHONY: demo test check format docs bench bench-memory bench-restore bench-verify bench-22b torture clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -35,6 +35,9 @@ check: $(VENV)/ready
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/ready
+	$(BIN)/python -m converter.report.json_page docs/json.md
 
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.run

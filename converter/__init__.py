@@ -1,3 +1,26 @@
-"""ax2mt: converts AXLearn checkpoints into MaxText checkpoints."""
+"""ax2mt: converts AXLearn checkpoints into MaxText checkpoints.
+
+The public functions are loaded when they are first used; see docs/api.md. Nothing is imported before: a process of ours
+loads this package before its import path is in order, see `launch`.
+"""
 
 __version__ = "0.1.0"
+
+__all__ = ["compare_logits", "convert", "errors", "inspect", "logits", "parameters", "plan", "verify"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from converter import errors
+    from converter.api import compare_logits, convert, inspect, logits, parameters, plan, verify
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("converter.errors") if name == "errors" else getattr(import_module("converter.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,17 @@
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from converter.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
-
 MAX_LISTED = 20
+
+SHORT_FLAGS = {"untie": "--untie"}
+"""Options of mapping tables that the command line has a short form for."""
+
+
+def option_flag(name: str) -> str:
+    """How the option of a mapping table is given on the command line."""
+    return SHORT_FLAGS.get(name, f"--option {name}")
 
 
 def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:

@@ -1,12 +1,19 @@
 """Memory as a contract: a budget for bytes in flight, the allocator's habits, and the measured peak."""
 
 import ctypes
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
+
+_IMPORTED = time.monotonic()
+
+LONGEST_START = 600
+"""Seconds from the start of a process until this module is imported, at most."""
 
 
 class ByteBudget:
@@ -80,16 +87,40 @@ def peak_resident() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def process_seconds() -> float:
+    """Seconds since this process was started; where the system does not tell, since this module was imported."""
+    since_import = time.monotonic() - _IMPORTED
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # What is in parentheses is the program's name, which may hold anything.
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return since_import
+    # Some sandboxes count the start from another moment.
+    return age if 0 <= age - since_import < LONGEST_START else since_import
+
+
 class Progress(Protocol):
-    """Told of everything that was written; called from several threads."""
+    """Told of work as it is done; called from several threads.
 
-    def start(self, leaves: int, total_bytes: int) -> None: ...
+    Work on leaves is counted, from `start` on. Work of other kinds is named, by `say`. `close` comes last.
+    """
 
-    def advance(self, count: int) -> None: ...
+    def start(self, leaves: int, total_bytes: int) -> None:
+        """So many leaves, and so many bytes in them, are to be done."""
 
-    def leaf_done(self, path: str) -> None: ...
+    def advance(self, count: int) -> None:
+        """So many more bytes are done."""
 
-    def close(self) -> None: ...
+    def leaf_done(self, path: str) -> None:
+        """All of a leaf is done."""
+
+    def say(self, text: str) -> None:
+        """What is being worked on, such as "layer 3 of 12"."""
+
+    def close(self) -> None:
+        """Work has ended, well or not."""
 
 
 class Silent:
@@ -102,6 +133,9 @@ class Silent:
         pass
 
     def leaf_done(self, path: str) -> None:
+        pass
+
+    def say(self, text: str) -> None:
         pass
 
     def close(self) -> None:

@@ -108,11 +108,12 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     from converter.conversion.run import Request, convert
     from converter.planning.options import Options
     from converter.work import Silent
+    from tests.helpers.conversion import make_options
 
     done: dict[tuple[str, Options], Path] = {}
 
     def run(name: str, **options: Any) -> Path:
-        key = (name, Options(**options))
+        key = (name, make_options(**options))
         if key not in done:
             target = tmp_path_factory.mktemp("converted") / "out"
             convert(Request(str(AXLEARN / name), str(target), key[1]), Silent())

@@ -4,7 +4,7 @@ from converter.arrays.array import Array, slices
 from converter.arrays.audit import audit_chunks, file_states
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
 from converter.arrays.digest import chunk_digest, start_chunk
-from converter.arrays.encoding import STORES, ZSTD, Encoding
+from converter.arrays.encoding import ZSTD, Encoding
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
@@ -19,7 +19,6 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_HEADER",
     "NODES",
-    "STORES",
     "ZSTD",
     "Array",
     "ArrayReader",

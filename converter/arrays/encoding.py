@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-STORES = ("files", "ocdbt", "zarr2")
 LEVEL = 1
 """zstd's level for chunks that we encode. Weights are noise to a compressor: higher levels only take longer."""
 

@@ -12,7 +12,7 @@ the checkpoint: where the weights came from, and size and digest of every file t
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,22 +45,23 @@ def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
 
 
 def metadata_entry(
-    records: Mapping[str, Mapping[str, Any]], *, qk_norm: str, settings: Mapping[str, Any]
+    records: Mapping[str, Mapping[str, Any]], *, fits: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What goes into the step's custom metadata.
 
     Args:
       records: leaf key to record.
-      qk_norm: how the q/k norm scales were made, "plain" or "fit".
+      fits: name to "plain" or "fit" for each fit of the mapping table: whether values were fitted by it.
       settings: keys of MaxText's configuration that the user set: facts about the source that its tensors do not show.
     """
     leaves = {key: dict(record) for key, record in records.items()}
-    return {METADATA_KEY: {"version": VERSION, "qk_norm": qk_norm, "settings": dict(settings), "leaves": leaves}}
+    return {METADATA_KEY: {**fits, "version": VERSION, "settings": dict(settings), "leaves": leaves}}
 
 
-def recorded_qk_norm(custom_metadata: Any) -> str:
-    """How a checkpoint's q/k norm scales were made, by its step's custom metadata."""
-    return "fit" if _own_entry(custom_metadata).get("qk_norm") == "fit" else "plain"
+def recorded_fits(custom_metadata: Any, fits: Collection[str]) -> frozenset[str]:
+    """Those of a mapping table's fits that values of a checkpoint were made with, by its step's custom metadata."""
+    entry = _own_entry(custom_metadata)
+    return frozenset(name for name in fits if entry.get(name) == "fit")
 
 
 def recorded_settings(custom_metadata: Any) -> dict[str, Any]:

@@ -1,65 +1,70 @@
 """The command line: parses, calls, prints. Heavy imports happen inside the commands, so that --help is quick.
 
-What commands share is in `cli_arguments` and `cli_output`; `verify`, which is several commands in one, in `cli_verify`.
+What commands share is in `command`, `options` and `output`; `verify`, which is several commands in one, in `verify`.
 """
 
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from converter import __version__
+from converter import __version__, api
+from converter.cli.command import Command, Invocation
 from converter.cli.interrupts import Interrupts
 from converter.cli.options import (
     JobsOption,
-    JsonOption,
     LinkOption,
     MappingOption,
     MemoryOption,
     PatchedOption,
     ProcessMemoryOption,
     QkNormOption,
-    QuietOption,
     RewriteOption,
     SetOption,
     SourceArgument,
     StepOption,
     StoreOption,
+    TableOption,
     TokensOption,
     UntieOption,
-    VerboseOption,
     WhatIfOption,
 )
-from converter.cli.output import bar, report_error, show, speaker
+from converter.cli.output import fail_unless, progress, report_error, show, timed
 from converter.cli.streams import StandardStreams
 from converter.cli.verify import verify
-from converter.errors import Ax2mtError, ResourceError, UsageError, VerificationError
+from converter.errors import Ax2mtError, ResourceError, UsageError
 from converter.launch import INTERRUPTED
 
+NAME = "ax2mt"
 WORKING = ("convert", "verify")
 """Commands whose exit code says what came of work; of the others, what they print is the result."""
 
 app = typer.Typer(
     help="Converts AXLearn checkpoints into MaxText checkpoints, exactly and streaming.",
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-mappings_app = typer.Typer(help="Looks at mapping tables.", no_args_is_help=True, rich_markup_mode=None)
+mappings_app = typer.Typer(help="Looks at mapping tables.", invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(mappings_app, name="mappings")
+command = partial(app.command, cls=Command)
+mappings_command = partial(mappings_app.command, cls=Command)
 
 
-@app.command()
+@command()
 def convert(
+    context: typer.Context,
     source: SourceArgument,
     destination: Annotated[str, typer.Argument(metavar="DST", help="New directory; MaxText gets DST/0/items.")],
     step: StepOption = None,
     mapping: MappingOption = None,
     untie: UntieOption = False,
+    option: TableOption = None,
     max_memory: MemoryOption = "1GiB",
     jobs: JobsOption = 2,
     store: StoreOption = "files",
@@ -67,52 +72,48 @@ def convert(
     link: LinkOption = False,
     settings: SetOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted conversion.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted conversion.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
     qk_norm: QkNormOption = "plain",
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
     ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
 ) -> None:
     """Convert an AXLearn checkpoint into a MaxText checkpoint."""
-    from converter.checkpoints import Committer
+    result = api.convert(
+        source,
+        destination,
+        step=step,
+        mapping=mapping,
+        untie=untie,
+        option=option or [],
+        max_memory=max_memory,
+        jobs=jobs,
+        store=store,
+        rewrite=rewrite,
+        link=link,
+        set=settings or [],
+        overwrite=overwrite,
+        fresh=fresh,
+        check=check,
+        qk_norm=qk_norm,
+        require_exact=require_exact,
+        progress=progress(context),
+    )
+    from converter.report.documents import CONVERT
+    from converter.report.plan import print_result
 
-    # Started first: it has the most to import.
-    with Committer() as committer:
-        from converter.conversion import Request
-        from converter.conversion import convert as run
-        from converter.planning import Options
-        from converter.report.plan import print_result, result_document
-        from converter.words import parse_size
-
-        options = Options(untie, parse_size(max_memory), store, rewrite, link, qk_norm)
-        options.check()
-        request = Request(
-            source=source,
-            destination=destination,
-            options=options,
-            step=step,
-            mapping=mapping,
-            settings=settings or [],
-            jobs=jobs,
-            overwrite=overwrite,
-            fresh=fresh,
-            check=check,
-            require_exact=require_exact,
-        )
-        result = run(request, bar("convert", quiet, verbose), committer)
-    show(as_json, lambda: result_document(result), lambda console: print_result(result, console))
+    show(context, CONVERT, timed(result), print_result)
 
 
-@app.command()
+@command()
 def plan(
+    context: typer.Context,
     source: SourceArgument,
     step: StepOption = None,
     mapping: MappingOption = None,
     untie: UntieOption = False,
+    option: TableOption = None,
     max_memory: MemoryOption = "1GiB",
     jobs: JobsOption = 2,
     store: StoreOption = "files",
@@ -123,65 +124,70 @@ def plan(
     metadata_only: Annotated[
         bool, typer.Option("--metadata-only", help="Chunk files are absent: index and .zarray files are enough.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what convert would do, from metadata alone."""
-    from converter.mapping import configure
-    from converter.planning import Options, make_plan, open_source
-    from converter.report.plan import plan_document, print_plan
-    from converter.words import parse_size
+    from converter.report.documents import PLAN
+    from converter.report.plan import print_plan
 
-    options = Options(untie, parse_size(max_memory), store, rewrite, link, qk_norm)
-    options.check()
-    opened = open_source(
-        source, step=step, mapping=mapping, options=options.mapping_options, metadata_only=metadata_only
+    result = api.plan(
+        source,
+        step=step,
+        mapping=mapping,
+        untie=untie,
+        option=option or [],
+        max_memory=max_memory,
+        jobs=jobs,
+        store=store,
+        rewrite=rewrite,
+        link=link,
+        set=settings or [],
+        qk_norm=qk_norm,
+        metadata_only=metadata_only,
     )
-    made = make_plan(opened, options, configure(opened.match, settings or []), jobs=jobs)
-    show(as_json, lambda: plan_document(made), lambda console: print_plan(made, console))
+    show(context, PLAN, result, print_plan)
 
 
-app.command()(verify)
+command()(verify)
 
 
-@app.command()
+@command()
 def params(
+    context: typer.Context,
     source: Annotated[str | None, typer.Argument(metavar="[SRC]", help="AXLearn step or trainer directory.")] = None,
     destination: Annotated[str | None, typer.Argument(metavar="[DST]", help="The MaxText checkpoint.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="A published size.")] = None,
     step: StepOption = None,
     mapping: MappingOption = None,
     untie: UntieOption = False,
+    option: TableOption = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Report which AXLearn parameter is which MaxText parameter, with shapes and counts."""
-    from converter.planning import ParameterRequest, make_report
-    from converter.report.verify import parameters_document, parameters_markdown, print_parameters
+    from converter.report.documents import PARAMETERS
+    from converter.report.verify import print_markdown, print_parameters
 
-    report = make_report(ParameterRequest(source, destination, model, step, mapping, untie))
-    if as_markdown and not as_json:
-        typer.echo(parameters_markdown(report), nl=False)
-    else:
-        show(as_json, lambda: parameters_document(report), lambda console: print_parameters(report, console))
-    if not report.equivalent:
-        raise typer.Exit(VerificationError.exit_code)
+    report = api.parameters(
+        source, destination, model=model, step=step, mapping=mapping, untie=untie, option=option or []
+    )
+    show(context, PARAMETERS, report, print_markdown if as_markdown else print_parameters)
+    fail_unless(report.equivalent, context, f"{destination or source or model}: the parameters are not equivalent")
 
 
-@app.command()
+@command()
 def inspect(
+    context: typer.Context,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Anything.")],
-    as_json: JsonOption = False,
 ) -> None:
-    """Say what a path is: which kind of checkpoint, what is in it, what is missing."""
-    from converter.checkpoints import inspect as look
-    from converter.report.verify import inspection_document, print_inspection
+    """Identify a checkpoint and list its contents."""
+    from converter.report.documents import INSPECTION
+    from converter.report.verify import print_inspection
 
-    found = look(path)
-    show(as_json, lambda: inspection_document(found), lambda console: print_inspection(found, console))
+    show(context, INSPECTION, api.inspect(path), print_inspection)
 
 
-@app.command()
+@command()
 def logits(
+    context: typer.Context,
     path: Annotated[str, typer.Argument(metavar="PATH", help="AXLearn step or trainer directory, or MaxText's.")],
     step: StepOption = None,
     mapping: MappingOption = None,
@@ -192,79 +198,95 @@ def logits(
     settings: WhatIfOption = None,
     norm_after_rope: PatchedOption = False,
     max_memory: ProcessMemoryOption = "4GiB",
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Compute a checkpoint's logits, as AXLearn or as MaxText computes them."""
-    from converter.forward import choose_tokens, open_model
-    from converter.forward import logits as run
-    from converter.report.logits import logits_document, print_logits
-    from converter.words import parse_size
-    from converter.work import reuse_freed_memory
+    result = api.logits(
+        path,
+        step=step,
+        mapping=mapping,
+        tokens=tokens,
+        out=out,
+        set=settings or [],
+        norm_after_rope=norm_after_rope,
+        max_memory=max_memory,
+        progress=progress(context),
+    )
+    from converter.report.documents import LOGITS
+    from converter.report.logits import print_logits
 
-    reuse_freed_memory()
-    model = open_model(path, step=step, mapping=mapping, settings=settings or [], norm_after_rope=norm_after_rope)
-    chosen = choose_tokens(tokens, model.weights.vocabulary)
-    result = run(model, chosen, out, parse_size(max_memory), speaker("logits", quiet))
-    show(as_json, lambda: logits_document(result), lambda console: print_logits(result, console))
+    show(context, LOGITS, timed(result), print_logits)
 
 
-@mappings_app.command("list")
-def mappings_list(as_json: JsonOption = False) -> None:
+@mappings_command("list")
+def mappings_list(context: typer.Context) -> None:
     """The bundled tables."""
     from converter.mapping import load_bundled
-    from converter.report.tables import mappings_document, print_mappings
+    from converter.report.documents import MAPPINGS
+    from converter.report.tables import print_mappings
 
-    tables = load_bundled()
-    show(as_json, lambda: mappings_document(tables), lambda console: print_mappings(tables, console))
+    show(context, MAPPINGS, load_bundled(), print_mappings)
 
 
-@mappings_app.command("show")
-def mappingsshow(
+@mappings_command("show")
+def mappings_show(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled table, or a file.")],
-    as_json: JsonOption = False,
 ) -> None:
     """The rows of a table."""
     from converter.mapping import find_mapping
-    from converter.report.tables import mapping_document, print_mapping
+    from converter.report.documents import MAPPING
+    from converter.report.tables import print_mapping
 
-    table = find_mapping(name)
-    show(as_json, lambda: mapping_document(table), lambda console: print_mapping(table, console))
+    show(context, MAPPING, find_mapping(name), print_mapping)
 
 
-@mappings_app.command("check")
+@mappings_command("check")
 def mappings_check(
+    context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A mapping table in TOML.")],
-    as_json: JsonOption = False,
 ) -> None:
     """Validate a table of your own."""
     from converter.mapping import load_mapping
-    from converter.report.tables import mapping_check_document
+    from converter.report.documents import MAPPING_CHECK
 
     table = load_mapping(file)
     text = f"{file}: mapping '{table.name}' is valid ({len(table.rows)} rows, {len(table.drops)} drops)"
-    show(as_json, lambda: mapping_check_document(table), lambda console: console.print(text, soft_wrap=True))
+    show(context, MAPPING_CHECK, table, lambda _, console: console.print(text, soft_wrap=True))
 
 
-@app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+@app.callback()
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
-        typer.echo(f"ax2mt {__version__}")
+        typer.echo(f"{NAME} {__version__}")
         raise typer.Exit
+    _help_without_command(context)
+
+
+@mappings_app.callback()
+def _help_without_command(context: typer.Context) -> None:
+    """Shows help where the command is missing, as Click does: on stderr, and it counts as wrong usage."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(UsageError.exit_code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the documented code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    invocation = Invocation.unparsed(arguments)
     code = 1
     try:
         streams = StandardStreams()
         try:
-            code = run(arguments)
+            code = run(arguments, invocation)
         except Exception:
             # Its own fault, and asked for with -v.
             traceback.print_exc()
-        code = streams.finish(code, output_is_result="--json" in arguments or not set(WORKING) & set(arguments[:1]))
+        only_printed = invocation.as_json or invocation.command not in WORKING
+        code = streams.finish(code, output_is_result=only_printed)
     except KeyboardInterrupt:
         # A second one, while the first one was told of; or one while the output was written.
         code = INTERRUPTED
@@ -273,56 +295,65 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os._exit(code)
 
 
-def run(arguments: list[str]) -> int:
-    """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json."""
+def run(arguments: list[str], invocation: Invocation | None = None) -> int:
+    """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json.
+
+    Args:
+      arguments: the words after the program's name.
+      invocation: is filled with what they ask for.
+    """
     interrupts = Interrupts()
+    invocation = invocation or Invocation.unparsed(arguments)
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False, prog_name=NAME, obj=invocation)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Ax2mtError as error:
         # The others say themselves what has to be changed before the same command can work.
         as_it_is = isinstance(error, ResourceError) or error.exit_code == Ax2mtError.exit_code
-        message = f"{error.message}{_again(arguments)}" if as_it_is else error.message
-        return report_error(arguments, error.kind, message, error.details, error.exit_code)
+        message = f"{error.message}{_again(invocation)}" if as_it_is else error.message
+        return report_error(invocation, error.kind, message, error.details, error.exit_code)
+    except SystemExit as error:
+        # Shell completion has answered.
+        return error.code if isinstance(error.code, int) else 0
     except KeyboardInterrupt:
-        return _report_interrupt(arguments)
+        return _report_interrupt(invocation)
     except MemoryError as error:
         why = f" ({error})" if str(error) else ""
         text = f"out of memory{why}; give more of it, or a smaller --max-memory"
-        return report_error(arguments, "resources", f"{text}{_again(arguments)}", (), ResourceError("").exit_code)
+        return report_error(invocation, "resources", f"{text}{_again(invocation)}", (), ResourceError("").exit_code)
     except Exception as error:
         if interrupts.seen:
-            return _report_interrupt(arguments)
+            return _report_interrupt(invocation)
         usage = getattr(error, "exit_code", None)
         if isinstance(usage, int) and hasattr(error, "format_message"):
-            return report_error(arguments, "usage", error.format_message(), (), usage)  # pyright: ignore
-        if "-v" in arguments or "--verbose" in arguments:
+            return report_error(invocation, "usage", error.format_message(), (), usage)  # pyright: ignore
+        if invocation.verbose:
             raise
         if isinstance(error, FileNotFoundError) and _directory_is_gone():
             text = "the current directory was removed; change to another one, or give absolute paths"
-            return report_error(arguments, "usage", text, (), UsageError.exit_code)
+            return report_error(invocation, "usage", text, (), UsageError.exit_code)
         if isinstance(error, ImportError):
-            return report_error(arguments, "environment", f"the installation is incomplete: {error}", (), 1)
+            return report_error(invocation, "environment", f"the installation is incomplete: {error}", (), 1)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return report_error(
-            arguments,
+            invocation,
             "internal",
-            f"internal error, please report it ({text}; -v shows where){_again(arguments)}",
+            f"internal error, please report it ({text}; -v shows where){_again(invocation)}",
             (),
             1,
         )
 
 
-def _again(arguments: Sequence[str]) -> str:
+def _again(invocation: Invocation) -> str:
     """What the same command does after it was stopped, for the end of a message: only `convert` can resume."""
-    command = arguments[0] if arguments else ""
-    if command == "convert" and "--fresh" in arguments:
+    name = invocation.command
+    if name == "convert" and invocation.fresh:
         return "; run the same command without --fresh to resume"
-    if command == "convert":
+    if name == "convert":
         return "; run the same command again to resume"
-    return "; run the same command again: it starts from the beginning" if command in ("verify", "logits") else ""
+    return "; run the same command again: it starts from the beginning" if name in ("verify", "logits") else ""
 
 
 def _directory_is_gone() -> bool:
@@ -333,5 +364,5 @@ def _directory_is_gone() -> bool:
     return False
 
 
-def _report_interrupt(arguments: list[str]) -> int:
-    return report_error(arguments, "interrupted", f"interrupted{_again(arguments)}", (), INTERRUPTED)
+def _report_interrupt(invocation: Invocation) -> int:
+    return report_error(invocation, "interrupted", f"interrupted{_again(invocation)}", (), INTERRUPTED)

@@ -1,52 +1,79 @@
 """What commands print: results on stdout, errors and what is being worked on on stderr."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from converter.cli.streams import is_terminal
+from converter.cli.command import Invocation
+from converter.errors import VerificationError
 from converter.json_text import json_text
-
-if TYPE_CHECKING:
-    from converter.work import Progress
 from converter.words import printable
 
+if TYPE_CHECKING:
+    from converter.report.fields import Record
+    from converter.work import Progress
 
-def bar(title: str, quiet: bool, verbose: bool) -> "Progress":
-    """The progress of work on many bytes, on stderr."""
+R = TypeVar("R")
+
+
+def progress(context: typer.Context) -> "Progress":
+    """Where a command's work is told of: a bar on stderr, unless only errors are wanted."""
     from converter.cli.progress import Bar
     from converter.work import Silent
 
-    return Silent() if quiet else Bar(title, verbose=verbose)
+    invocation: Invocation = context.obj
+    return Silent() if invocation.quiet else Bar(context.command.name or "", verbose=invocation.verbose)
 
 
-def speaker(title: str, quiet: bool) -> Callable[[str], None]:
-    """Tells on stderr what is being worked on: on one line of a terminal, and not at all elsewhere."""
-    if quiet or not is_terminal(sys.stderr):
-        return lambda _: None
-    return lambda text: print(f"\r\033[K{title}: {text}", end="\r", file=sys.stderr, flush=True)
+def timed(result: R) -> R:
+    """A result whose time counts from the start of the process: its user waits for the imports as well."""
+    from converter.work import process_seconds
+
+    return dataclasses.replace(result, seconds=process_seconds())  # type: ignore[type-var]
 
 
-def show(as_json: bool, document: Callable[[], dict[str, Any]], render: Callable[[Any], None]) -> None:
-    """Prints a result on stdout: its document under --json, its tables otherwise; only the wanted one is made."""
-    if as_json:
-        typer.echo(json_text(document()))
-    else:
+def show(context: typer.Context, kind: "Record", result: R, render: Callable[[R, Any], None]) -> None:
+    """Prints a result on stdout: its document under --json, its tables otherwise; only the wanted one is made.
+
+    Args:
+      context: of the command.
+      kind: the document's description.
+      result: what to print.
+      render: prints it on a console.
+    """
+    invocation: Invocation = context.obj
+    if invocation.as_json:
+        from converter.report.fields import document
+
+        typer.echo(json_text(document(kind, result)))
+    elif not invocation.quiet:
         from converter.report.console import stdout_console
 
-        render(stdout_console())
+        render(result, stdout_console())
 
 
-def report_error(arguments: Sequence[str], kind: str, message: str, details: Sequence[str], code: int) -> int:
+def fail_unless(passed: bool, context: typer.Context, message: str) -> None:
+    """Ends the command with the exit code of a failed verification; says why where the result was not printed."""
+    if passed:
+        return
+    invocation: Invocation = context.obj
+    if invocation.quiet and not invocation.as_json:
+        print(f"ax2mt: {printable(message)}", file=sys.stderr)
+    raise typer.Exit(VerificationError.exit_code)
+
+
+def report_error(invocation: Invocation, kind: str, message: str, details: Sequence[str], code: int) -> int:
     """Tells of an error, on stderr or as a JSON document on stdout; returns the exit code."""
     message, details = printable(message), [printable(line) for line in details]
-    if "--json" in arguments:
-        from converter.report.console import document
+    if invocation.as_json:
+        from converter.report.documents import ERROR
+        from converter.report.fields import document
 
         error = {"kind": kind, "exit_code": code, "message": message, "details": details}
-        print(json_text(document(error=error)))
+        print(json_text(document(ERROR, error)))
     else:
         print(f"ax2mt: {message}", file=sys.stderr)
         for line in details:

@@ -1,4 +1,4 @@
-"""What the engine tells while it works, and a progress bar that listens."""
+"""A progress line that listens to what the engine tells."""
 
 import sys
 import threading
@@ -16,8 +16,6 @@ class Bar:
 
     def __init__(self, title: str, *, verbose: bool = False):
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
 
         self.console = Console(stderr=True, emoji=False)
         self.on_terminal = is_terminal(sys.stderr)
@@ -26,7 +24,15 @@ class Bar:
         self.lock = threading.Lock()
         self.leaves = self.finished = self.total = self.done = 0
         self.started = self.last = time.monotonic()
-        self.bar = RichProgress(
+        self.bar: Any = None
+        self.said = False
+
+    def start(self, leaves: int, total_bytes: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.leaves, self.total = leaves, total_bytes
+        self.started = self.last = time.monotonic()
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[leaves]}  {task.fields[bytes]}  {task.fields[rate]}"),
@@ -35,10 +41,6 @@ class Bar:
             transient=True,
             disable=not self.on_terminal,
         )
-
-    def start(self, leaves: int, total_bytes: int) -> None:
-        self.leaves, self.total = leaves, total_bytes
-        self.started = self.last = time.monotonic()
         self.task = self.bar.add_task(self.title, total=max(total_bytes, 1), **self._fields())
         self.bar.start()
 
@@ -46,20 +48,39 @@ class Bar:
         with self.lock:
             self.done += count
             self.bar.update(self.task, completed=self.done, **self._fields())
-            now = time.monotonic()
-            if not self.on_terminal and now - self.last >= self.INTERVAL:
-                self.last = now
-                self._say()
+            if not self.on_terminal and self._is_time():
+                fields = self._fields()
+                elapsed = time.monotonic() - self.started
+                rest = elapsed * (self.total - self.done) / self.done if self.done else 0.0
+                self._print(f"{fields['leaves']}, {fields['bytes']}, {fields['rate']}, {rest:.0f} s left")
 
     def leaf_done(self, path: str) -> None:
         with self.lock:
             self.finished += 1
             self.bar.update(self.task, completed=self.done, **self._fields())
             if self.verbose:
-                self.console.print(f"{self.title}: {path} done", highlight=False, markup=False, soft_wrap=True)
+                self._print(f"{path} done")
+
+    def say(self, text: str) -> None:
+        with self.lock:
+            if self.on_terminal:
+                self.said = True
+                print(f"\r\033[K{self.title}: {text}", end="\r", file=sys.stderr, flush=True)
+            elif self.verbose or self._is_time():
+                self._print(text)
 
     def close(self) -> None:
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop()
+        if self.said:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _is_time(self) -> bool:
+        """Whether the last line is so old that another one is due."""
+        now = time.monotonic()
+        due = now - self.last >= self.INTERVAL
+        self.last = now if due else self.last
+        return due
 
     def _fields(self) -> dict[str, Any]:
         elapsed = max(time.monotonic() - self.started, 1e-3)
@@ -69,13 +90,5 @@ class Bar:
             "rate": f"{format_size(int(self.done / elapsed))}/s",
         }
 
-    def _say(self) -> None:
-        fields = self._fields()
-        elapsed = time.monotonic() - self.started
-        rest = elapsed * (self.total - self.done) / self.done if self.done else 0.0
-        self.console.print(
-            f"{self.title}: {fields['leaves']}, {fields['bytes']}, {fields['rate']}, {rest:.0f} s left",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class Request:
     source: str
     destination: str
     options: Options
+    _: KW_ONLY
     step: int | None = None
     mapping: str | None = None
     settings: Sequence[str] = ()
@@ -86,7 +87,7 @@ class Conversion:
     @property
     def needs_patch(self) -> bool:
         """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
-        return self.plan.options.qk_norm == "plain" and any(not entry.exact for entry in self.mismatches)
+        return not self.computed and any(not entry.exact for entry in self.mismatches)
 
     @property
     def expected_bytes(self) -> int:
@@ -117,7 +118,7 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
       InexactError: the result cannot be exact, and that was asked for.
       SourceError: a scale cannot be read.
     """
-    computed = fitted_scales(source, plan.config) if plan.options.qk_norm == "fit" else {}
+    computed = fitted_scales(source, plan.config)
     conversion = Conversion(
         source=source,
         plan=plan,
@@ -130,7 +131,7 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
         check=request.check,
     )
     if request.require_exact:
-        _check_exact(conversion.mismatches, plan.options.qk_norm)
+        _check_exact(conversion.mismatches, fitted=bool(computed))
     return conversion
 
 
@@ -146,15 +147,14 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
-        "untie": plan.options.untie,
-        "qk_norm": plan.options.qk_norm,
+        **source.match.table.states(plan.options.table),
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
         "set": json.loads(json.dumps(plan.settings)),
     }
 
 
-def _check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
+def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -162,7 +162,7 @@ def _check_exact(mismatches: Sequence[PairMismatch], qk_norm: str) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
-        fit = qk_norm == "plain" and all(entry.separable for entry in found)
+        fit = not fitted and all(entry.separable for entry in found)
         advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "

@@ -62,6 +62,16 @@ class Result:
     stock_command: str
     leftover: str
 
+    @property
+    def exact_attention(self) -> bool:
+        """Whether stock MaxText computes AXLearn's attention from what was written."""
+        return all(entry.exact for entry in self.mismatches)
+
+    @property
+    def exact_logits(self) -> bool:
+        """Whether stock MaxText computes AXLearn's logits, up to the rounding of float32."""
+        return self.exact_attention and not self.plan.tied
+
 
 def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
     """Converts a checkpoint, or goes on with an interrupted conversion.
@@ -85,9 +95,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     """The stages, each once: source, match, plan, conversion, written."""
     destination = resolve_destination(request.destination)
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=request.options.mapping_options
-    )
+    source = open_source(request.source, step=request.step, mapping=request.mapping, options=request.options.table)
     configuration = configure(source.match, request.settings)
     plan = make_plan(source, request.options, configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
@@ -163,7 +171,9 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
     plan = conversion.plan
     stage.check_whole(plan.leaves)
     records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
-    entry = metadata_entry(records, qk_norm=plan.options.qk_norm, settings=plan.settings)
+    table = conversion.source.match.table
+    states = table.states(plan.options.table)
+    entry = metadata_entry(records, fits={name: states[name] for name in table.fits}, settings=plan.settings)
     leaves = tuple(
         StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
         for leaf in plan.leaves
@@ -180,14 +190,13 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
 
 
 def _origin(conversion: Conversion) -> Origin:
-    plan = conversion.plan
+    plan, table = conversion.plan, conversion.source.match.table
     options = {
-        "untie": plan.options.untie,
+        **table.states(plan.options.table),
         "store": plan.options.store,
-        "qk_norm": plan.options.qk_norm,
         "set": dict(plan.settings),
     }
-    training = training_keys(conversion.source.match.table)
+    training = training_keys(table)
     whole = whole_config(plan.config)
     config = {
         MODEL: {key: value for key, value in whole.items() if key not in training},

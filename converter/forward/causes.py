@@ -4,7 +4,7 @@ A switch changes what MaxText's weights are run with: one point of the arithmeti
 own. If the logits then come closer to AXLearn's, the difference is there, and that is how much it explains.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,12 +38,12 @@ class Cause:
     switch: Callable[[Variant], Variant]
 
 
-def known_causes(source: Model, qk_norm: str) -> tuple[Cause, ...]:
+def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
     """All known differences that the source's tensors allow, the more specific ones first.
 
     Args:
       source: the AXLearn model.
-      qk_norm: how the destination's q/k norm scales were made, "plain" or "fit".
+      fitted: names of the destination's tensors whose values were fitted.
     """
     computes, weights = source.semantics, source.weights
     again = f"convert again, and compare the axes of its rows with `ax2mt mappings show {_shown(source)}`"
@@ -58,7 +58,7 @@ def known_causes(source: Model, qk_norm: str) -> tuple[Cause, ...]:
         ),
         _fact(source, "RoPE's base", "theta", "rope_theta"),
         _fact(source, "the norms' epsilon", "epsilon", "norm_epsilon"),
-        *(_norm_causes(weights, again, qk_norm) if QUERY_SCALE in weights.layers[0] else ()),
+        *(_norm_causes(weights, again, tuple(sorted(fitted))) if QUERY_SCALE in weights.layers[0] else ()),
         _setting(
             computes,
             TIED_ROUNDING,
@@ -76,15 +76,14 @@ def known_causes(source: Model, qk_norm: str) -> tuple[Cause, ...]:
     )
 
 
-def _norm_causes(source: Weights, again: str, qk_norm: str) -> tuple[Cause, ...]:
+def _norm_causes(source: Weights, again: str, fitted: tuple[str, ...]) -> tuple[Cause, ...]:
     """The differences that only models with q/k norms can have."""
-    scales = (QUERY_SCALE, KEY_SCALE) if qk_norm == "fit" else ()
     return (
         Cause(
             NORM_ORDER,
             "run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales; or lower the "
             "difference with `convert --qk-norm fit`",
-            lambda variant: _norm_after(variant, source, scales),
+            lambda variant: _norm_after(variant, source, fitted),
         ),
         _order("RoPE permutation missing on q, k and both scales", again, "query_order", "key_order", "scale_order"),
         _order("q/k norm scales not permuted", again, "scale_order"),

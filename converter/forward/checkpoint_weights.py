@@ -6,15 +6,24 @@ role is, and in which order its axes lie; on MaxText's the leaf is in the order 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from converter.arrays import ArrayReader
 from converter.axes import AxisMap, Branch, Product
-from converter.checkpoints import Target, recorded_mapping, recorded_qk_norm, recorded_settings
+from converter.checkpoints import Target, recorded_fits, recorded_mapping, recorded_settings
 from converter.errors import MappingError, SourceError
 from converter.forward.views import View
 from converter.forward.weights import Weights, layer_view
-from converter.mapping import LAYER_AXIS, LAYER_FIELD, LayerLayout, MappingTable, MatchedRow, join, load_bundled
+from converter.mapping import (
+    LAYER_AXIS,
+    LAYER_FIELD,
+    Fit,
+    LayerLayout,
+    MappingTable,
+    MatchedRow,
+    join,
+    load_bundled,
+)
 from converter.planning import Source
 
 
@@ -85,7 +94,7 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str, notes: Sequ
         shown,
         top,
         _in_order(shown, layers),
-        recorded_qk_norm(target.custom),
+        fitted_roles(table, recorded_fits(target.custom, table.fits)),
         notes=(*notes, *_unused_note(unused)),
         settings=recorded_settings(target.custom),
     )
@@ -111,6 +120,12 @@ def converting_table(target: Target) -> tuple[MappingTable, tuple[str, ...]]:
     table = fitting_table(named, target)
     other = f"the checkpoint was converted with another text of mapping '{name}' than the bundled one; if it was a "
     return table, () if table.digest == digest else (f"{other}table of your own, pass it as --mapping FILE",)
+
+
+def fitted_roles(table: MappingTable, fits: Collection[str]) -> frozenset[str]:
+    """Roles of the tensors whose values these fits make."""
+    rows = (row for row in table.rows if isinstance(row.value, Fit) and row.value.name in fits)
+    return frozenset(role for row in rows for role in row.roles)
 
 
 def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTable:

@@ -7,8 +7,9 @@ the weights.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from converter.forward.weights import Weights
 from converter.location import locate
 from converter.mapping import KEY_SCALE, QUERY_SCALE
 from converter.planning import PairMismatch, scale_mismatches
-from converter.work import peak_resident
+from converter.work import Progress, peak_resident
 
 EQUAL = 2e-5
 """Relative difference below which two computations in float32 are the same function."""
@@ -42,8 +43,6 @@ DEFAULT_KL = 1e-4
 
 EQUAL_VERDICT, ROUNDING_VERDICT, DIFFERENT_VERDICT = "equal", "equal but for the bfloat16 rounding", "different"
 NOT_FINITE_VERDICT = "not finite"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def compare(
     budget: int,
     limits: Sequence[tuple[str, float]],
     explain: bool,
-    say: Say,
+    progress: Progress,
 ) -> LogitsComparison:
     """Computes both models' logits and compares them.
 
@@ -176,7 +175,7 @@ def compare(
       budget: bytes that the process may take.
       limits: names of figures and the largest values allowed.
       explain: look for the causes of a difference.
-      say: told what is being worked on.
+      progress: told what is being worked on.
 
     Raises:
       UsageError: the budget is too small.
@@ -192,14 +191,14 @@ def compare(
         reference[start : start + values.shape[1]] = values[0]
 
     variants = [Variant(source.semantics)]
-    own = run(source.weights, variants, tokens, keep, progress=lambda text: say(f"AXLearn: {text}"))
-    search = _Search(destination.weights, tokens, reference, budget - kept, say)
+    own = run(source.weights, variants, tokens, keep, progress=lambda text: progress.say(f"AXLearn: {text}"))
+    search = _Search(destination.weights, tokens, reference, budget - kept, progress)
     base = Variant(destination.semantics)
     (distance,), other = search.run([base])
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
-        causes = known_causes(source, destination.weights.qk_norm)
+        causes = known_causes(source, destination.weights.fitted)
         steps, switched = _explain(search, base, distance.total(), causes)
     total = distance.total()
     return LogitsComparison(
@@ -246,7 +245,7 @@ class _Search:
     tokens: Tokens
     reference: np.ndarray
     budget: int
-    say: Say
+    progress: Progress
 
     def distances(self, variants: Sequence[Variant]) -> list[Distance]:
         result: list[Distance] = []
@@ -264,8 +263,11 @@ class _Search:
                 distance.add(start, logits)
 
         kind = f"MaxText, {len(variants)} variants" if len(variants) > 1 else "MaxText"
-        progress = lambda text: self.say(f"{kind}: {text}")  # noqa: E731
-        return result, run(self.weights, variants, self.tokens, measure, progress=progress)
+        say = partial(self._say, kind)
+        return result, run(self.weights, variants, self.tokens, measure, progress=say)
+
+    def _say(self, kind: str, text: str) -> None:
+        self.progress.say(f"{kind}: {text}")
 
     def _together(self, wanted: Sequence[Variant]) -> int:
         """How many variants fit the budget side by side; at least one."""

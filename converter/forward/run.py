@@ -37,7 +37,7 @@ from converter.mapping import (
 )
 from converter.planning import open_source
 from converter.words import format_size
-from converter.work import peak_resident
+from converter.work import Progress, peak_resident
 
 DEFAULT_MEMORY = "4GiB"
 
@@ -46,8 +46,6 @@ AXLEARN, MAXTEXT = "AXLearn", "MaxText"
 
 INTERPRETER = 600 << 20
 """What the process takes with numpy, jax and TensorStore loaded and compiled code in place: measured."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def check_memory(model: Model, tokens: Tokens, budget: int, kept: int = 0) -> No
         )
 
 
-def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say) -> LogitsResult:
+def logits(model: Model, tokens: Tokens, out: str | None, budget: int, progress: Progress) -> LogitsResult:
     """Computes the logits of all tokens and writes them as they come.
 
     Args:
@@ -206,7 +204,7 @@ def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say)
       tokens: the sequences.
       out: `.npz` or `.jsonl` file to write; None for the summary alone.
       budget: bytes that the process may take.
-      say: told what is being worked on.
+      progress: told what is being worked on.
 
     Raises:
       UsageError: the budget is too small, or the file has another ending, or `.npz` cannot hold the sequences.
@@ -230,7 +228,7 @@ def logits(model: Model, tokens: Tokens, out: str | None, budget: int, say: Say)
             write(values[0])
 
         with np.errstate(invalid="ignore", over="ignore"):
-            non_finite = run(model.weights, [Variant(model.semantics)], tokens, sink, progress=say)
+            non_finite = run(model.weights, [Variant(model.semantics)], tokens, sink, progress=progress.say)
 
     if out is None:
         collect(lambda _: None)

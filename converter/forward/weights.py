@@ -24,7 +24,7 @@ class Weights:
       path: the checkpoint, for messages.
       top: tensors outside the layers, by name.
       layers: for each layer its tensors, by name.
-      qk_norm: what the checkpoint says of its q/k norm scales: "plain", or "fit" where they were fitted.
+      fitted: names of those whose values were fitted, by what the checkpoint says.
       notes: what the user has to know about the choice of these tensors, one line each.
       settings: keys of MaxText's configuration that the user set when the checkpoint was converted.
     """
@@ -32,7 +32,7 @@ class Weights:
     path: str
     top: Mapping[str, View]
     layers: tuple[Mapping[str, View], ...]
-    qk_norm: str = "plain"
+    fitted: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 

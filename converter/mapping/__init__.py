@@ -26,17 +26,19 @@ from converter.mapping.table import (
     MappingTable,
     TensorRow,
 )
-from converter.mapping.values import COPY, QK_NORM, Fit, Scale, ValueRule
+from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
     "COPY",
     "EXPERT_ROLES",
+    "FITTED",
     "HEADS",
     "HEAD_DIM",
     "KEY_SCALE",
     "LAYER_AXIS",
     "LAYER_FIELD",
     "MODEL",
+    "PLAIN",
     "QK_NORM",
     "QUERY_SCALE",
     "RANKS",

@@ -14,6 +14,7 @@ from converter.errors import MappingError, UsageError
 from converter.mapping.config import model_config
 from converter.mapping.match import Match
 from converter.mapping.table import MODEL, TRAINING, ConfigRule, MappingTable
+from converter.words import option_flag
 
 VALUE = re.compile(r"[\w.+\-]{1,64}")
 """What can stand behind `--set KEY=`."""
@@ -194,7 +195,8 @@ def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], valu
         return f"{setting}: contradicts the checkpoint's tensors, which need {needed}; drop the option"
     if rule.unless:
         given = "with" if rule.unless in match.options else "without"
-        return f"{setting}: contradicts the leaves that are written {given} --{rule.unless}, which need {needed}"
+        leaves = f"the leaves that are written {given} {option_flag(rule.unless)}"
+        return f"{setting}: contradicts {leaves}, which need {needed}"
     if rule.layout:
         return f"{setting}: contradicts the layer layout that is written, which needs {needed}; drop the option"
     return f"{setting}: mapping '{match.table.name}' describes models with {needed} only; drop the option"

@@ -3,11 +3,11 @@
 `mapping_file` reads and validates the file; `matching` applies it to the tensors of a checkpoint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from converter.axes import Expression
-from converter.mapping.values import Fit, ValueRule
+from converter.mapping.values import FITTED, PLAIN, Fit, ValueRule
 
 LAYER_AXIS = "layers"
 """Name of the axis that holds the repeats of a layer cycle."""
@@ -206,7 +206,20 @@ class MappingTable:
     models: tuple[PublishedModel, ...]
 
     @property
+    def fits(self) -> frozenset[str]:
+        """Names of the options that fit values."""
+        return frozenset(row.value.name for row in self.rows if isinstance(row.value, Fit))
+
+    @property
     def options(self) -> frozenset[str]:
         """Names of the options that can be switched on: they add rows, or fit values."""
-        fits = {row.value.name for row in self.rows if isinstance(row.value, Fit)}
-        return frozenset(fits | {row.option for row in self.rows if row.option})
+        return self.fits | {row.option for row in self.rows if row.option}
+
+    def states(self, options: Collection[str]) -> dict[str, bool | str]:
+        """Every option with its state, as journals and receipts record it: on or off, and "fit" or "plain" of a fit.
+
+        Args:
+          options: those that are on.
+        """
+        rows = {name: name in options for name in sorted(self.options - self.fits)}
+        return rows | {name: FITTED if name in options else PLAIN for name in sorted(self.fits)}

@@ -12,6 +12,9 @@ import numpy as np
 QK_NORM = "qk_norm"
 """The fit of q/k norm scales to a model that norms before RoPE, see `qk_norm`."""
 
+PLAIN, FITTED = "plain", "fit"
+"""States of a fit: values are copied, or fitted."""
+
 FITS = frozenset({QK_NORM})
 """The fits there are; a table's row names one, and the option of that name switches it on."""
 

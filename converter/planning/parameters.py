@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from converter.axes import AxisMap, Branch, Product, product_size
@@ -30,7 +30,7 @@ from converter.mapping import (
     model_config,
     source_arithmetic,
 )
-from converter.planning.source import evident_options, open_source
+from converter.planning.source import check_options, evident_options, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,16 @@ class ParameterRequest:
       model: name of a published model; with a source: what the source must be.
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
-      untie: plan the output projection as a leaf of its own; a checkpoint shows by itself whether it has one.
+      options: options of the mapping table that are on; a checkpoint shows by itself which those are.
     """
 
-    source: str | None
+    source: str | None = None
     destination: str | None = None
+    _: KW_ONLY
     model: str | None = None
     step: int | None = None
     mapping: str | None = None
-    untie: bool = False
+    options: frozenset[str] = frozenset()
 
 
 def make_report(request: ParameterRequest) -> ParameterReport:
@@ -169,14 +170,14 @@ def make_report(request: ParameterRequest) -> ParameterReport:
         if request.model is None:
             raise UsageError("params: expected SRC, or --model NAME")
         match, shapes = find_published(tables, request.model)
-        if request.untie:
-            match = match_table(match.table, shapes, options=frozenset({"untie"}))
+        if request.options:
+            check_options([match.table], request.options)
+            match = match_table(match.table, shapes, options=request.options)
         return report(match, shapes, request.model)
-    options = frozenset({"untie"} if request.untie else ())
     if request.destination is not None:
         check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=options, metadata_only=True
+        request.source, step=request.step, mapping=request.mapping, options=request.options, metadata_only=True
     )
     match = source.match
     shapes = source.checkpoint.shapes
@@ -187,7 +188,7 @@ def make_report(request: ParameterRequest) -> ParameterReport:
         return report(match, shapes, title, notes=source.notes)
     target = open_target(request.destination)
     evident = evident_options(match.table, target)
-    if evident != options:
+    if evident != request.options:
         match = match_table(match.table, shapes, options=evident)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
     return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)

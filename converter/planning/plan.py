@@ -16,7 +16,7 @@ from converter.axes import (
     slab_moving_elements,
 )
 from converter.errors import UsageError
-from converter.mapping import Configuration, MatchedRow, Scale, ValueRule, configure
+from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule, configure
 from converter.planning.options import JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source
@@ -44,7 +44,7 @@ class Task:
       reason: why not by a cheaper route.
       blocking: how the array is cut; None where whole chunks are passed through.
       memory: bytes that one block or chunk takes on its way.
-      extra: the leaves add parameters that the source does not have (a copy made on request).
+      option: the table's option that adds these leaves, copies made on request; empty for all others.
       stored_bytes: size of the source's chunk files; 0 where unknown.
       group: heading in reports.
       note: the row's explanation in reports.
@@ -60,12 +60,17 @@ class Task:
     reason: str
     blocking: Blocking | None
     memory: int
-    extra: bool
+    option: str
     stored_bytes: int
     group: str
     note: str
     source_place: str
     target_place: str
+
+    @property
+    def extra(self) -> bool:
+        """Whether the leaves add parameters that the source does not have."""
+        return bool(self.option)
 
     @property
     def units(self) -> int:
@@ -113,6 +118,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory, self.jobs))
+
+    @property
+    def fitted(self) -> bool:
+        """Whether some values are fitted instead of copied."""
+        return any(isinstance(task.value, Fit) for task in self.tasks)
+
+    @property
+    def tied(self) -> bool:
+        """Whether MaxText takes its logits from the embedding table, which it rounds to bfloat16 for them."""
+        return bool(self.config.get("logits_via_embedding"))
 
     @property
     def leaves(self) -> tuple[Array, ...]:
@@ -219,7 +234,7 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
         reason=route.reason,
         blocking=blocking,
         memory=memory,
-        extra=bool(row.row.option),
+        option=row.row.option,
         stored_bytes=sum(source.stored_bytes.get(name, 0) for name in row.sources),
         group=row.row.group,
         note=row.row.note,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from converter.axes import AxisMap
-from converter.mapping import KEY_SCALE, LAYER_AXIS, QUERY_SCALE, source_arithmetic
+from converter.mapping import KEY_SCALE, LAYER_AXIS, QK_NORM, QUERY_SCALE, Fit, source_arithmetic
 from converter.planning.fidelity import ROUNDING, layers_first, read_scale
 from converter.planning.source import Source
 
@@ -38,8 +38,8 @@ def fitted_scales(source: Source, keys: Mapping[str, Any], *, positions: int = P
       positions: length of the sequences that the fit averages over.
 
     Returns:
-      MaxText's leaf path to its whole value, in the leaf's own shape, order and dtype; empty where the table names no
-      q/k norms.
+      MaxText's leaf path to its whole value, in the leaf's own shape, order and dtype; empty where the table's
+      rows of q/k norms do not name this fit, or its option is off.
 
     Raises:
       SourceError: the scales cannot be read.
@@ -47,6 +47,7 @@ def fitted_scales(source: Source, keys: Mapping[str, Any], *, positions: int = P
     """
     match = source.match
     pairs = match.rows_of(QUERY_SCALE, KEY_SCALE)
+    pairs = {place: pair for place, pair in pairs.items() if all(row.value == Fit(name=QK_NORM) for row in pair)}
     if not pairs:
         return {}
     theta = source_arithmetic(match.table, keys).rope_theta

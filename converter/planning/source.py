@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.arrays import Array, audit_chunks
-from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint
+from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint, recorded_fits
 from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
 from converter.mapping import MappingTable, Match, choose_table, join, load_bundled, load_mapping, match_table, matches
-from converter.words import shorten
+from converter.words import option_flag, shorten
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def open_source(
     check_source(place)
     checkpoint = open_checkpoint(place.path, step)
     tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    check_options(tables, options)
     _check_entries(checkpoint, tables)
     shapes = checkpoint.shapes
     if mapping is None:
@@ -73,6 +74,21 @@ def open_source(
     _check_dtypes(match, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
+
+
+def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> None:
+    """Refuses options that no table has.
+
+    Raises:
+      MappingError: naming the options there are.
+    """
+    known = {option for table in tables for option in table.options}
+    for option in sorted(set(options) - known):
+        names = ", ".join(f"'{table.name}'" for table in tables)
+        raise MappingError(
+            f"{option_flag(option)}: mapping {names} has no such option; expected one of "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
 
 
 def _check_entries(checkpoint: Checkpoint, tables: Sequence[MappingTable]) -> None:
@@ -127,9 +143,10 @@ def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int
 
 
 def evident_options(table: MappingTable, target: Target) -> frozenset[str]:
-    """The mapping options that a checkpoint was evidently made with: those whose leaves it has."""
-    return frozenset(
+    """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and recorded fits."""
+    added = {
         row.option
         for row in table.rows
         if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
-    )
+    }
+    return recorded_fits(target.custom, table.fits) | added

@@ -1,20 +1,13 @@
+"""The console that results are printed on, and what several tables need."""
+
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    pass
-
-
-SCHEMA_VERSION = 1
-
-
 NARROW = 40
 """Columns of a terminal that says it has fewer, as those do whose size is not known."""
-
 
 WIDE = 200
 """Columns where the output is no terminal, so that no path is cut."""
@@ -24,11 +17,6 @@ def stdout_console() -> Console:
     """A console for results; wide where stdout is no terminal. Paths may hold brackets and colons: text is text."""
     width = max(Console().width, NARROW) if sys.stdout.isatty() else WIDE
     return Console(highlight=False, markup=False, emoji=False, width=width)
-
-
-def document(**fields: Any) -> dict[str, Any]:
-    """A JSON document: its version, then its fields."""
-    return {"schema_version": SCHEMA_VERSION, **fields}
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:

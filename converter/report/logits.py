@@ -1,7 +1,4 @@
-"""Tables and documents about logits: of one checkpoint, and of two compared."""
-
-from dataclasses import asdict
-from typing import Any
+"""Tables about logits: of one checkpoint, and of two compared."""
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +16,6 @@ from converter.forward import (
     NonFinite,
     Tokens,
 )
-from converter.report.console import SCHEMA_VERSION
 from converter.report.plan import print_mismatches
 from converter.words import format_size, printable
 
@@ -38,21 +34,6 @@ def print_logits(result: LogitsResult, console: Console) -> None:
         )
     where = f"Wrote {result.file}" if result.file else "Nothing written (--out FILE.npz or FILE.jsonl)"
     console.print(f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.", soft_wrap=True)
-
-
-def logits_document(result: LogitsResult) -> dict[str, Any]:
-    """The same as JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": _model_document(result.model),
-        "tokens": _tokens_document(result),
-        "file": result.file,
-        "mean": result.mean,
-        "deviation": result.deviation,
-        "non_finite": _non_finite_document(result.non_finite, result.bad_tokens),
-        "seconds": round(result.seconds, 3),
-        "peak_memory": result.peak_memory,
-    }
 
 
 def print_comparison(result: LogitsComparison, console: Console) -> None:
@@ -92,36 +73,6 @@ def verdict_lines(result: LogitsComparison) -> list[str]:
         )
     lines += [f"FAILED: {line}" for line in result.limits]
     return lines
-
-
-def comparison_document(result: LogitsComparison) -> dict[str, Any]:
-    """The comparison as JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "verdict": result.verdict,
-        "passed": result.passed,
-        "exceeded": list(result.limits),
-        "source": _model_document(result.source),
-        "destination": _model_document(result.destination),
-        "tokens": _tokens_document(result),
-        "non_finite": {
-            side: _non_finite_document(found, bad)
-            for side, (_, found, bad) in zip(("source", "destination"), _sides(result), strict=True)
-        },
-        "difference": asdict(result.difference),
-        "positions": [
-            {"first": bucket.first, "last": bucket.last, **asdict(bucket.difference)} for bucket in result.buckets
-        ],
-        "causes": [asdict(step) for step in result.steps],
-        "switched_alone": [{"name": entry.name, **asdict(entry.difference)} for entry in result.switched],
-        "findings": list(result.findings),
-        "remaining": asdict(result.remaining),
-        "qk_norm_pairs": [
-            {"layer": e.layer, **{n: getattr(e, n) for n in ("product", "query", "key")}} for e in result.mismatches
-        ],
-        "seconds": round(result.seconds, 3),
-        "peak_memory": result.peak_memory,
-    }
 
 
 def _print_causes(result: LogitsComparison, console: Console) -> None:
@@ -176,10 +127,6 @@ def _non_finite_line(model: Model, found: NonFinite, bad_tokens: int, tokens: To
     )
 
 
-def _non_finite_document(found: NonFinite | None, bad_tokens: int) -> dict[str, Any] | None:
-    return None if found is None else {"tokens": bad_tokens, "first": found.place, "weights": list(found.weights)}
-
-
 def _cells(difference: Difference) -> tuple[str, ...]:
     return (
         f"{difference.max_abs:.2e}",
@@ -191,23 +138,7 @@ def _cells(difference: Difference) -> tuple[str, ...]:
 
 
 def _print_model(model: Model, console: Console) -> None:
-    fitted = ", q/k norm scales fitted (--qk-norm fit)" if model.weights.qk_norm == "fit" else ""
+    fitted = ", q/k norm scales fitted (--qk-norm fit)" if model.weights.fitted else ""
     console.print(f"{model.kind}: {model.weights.path}{fitted}; computes as {model.origin}", soft_wrap=True)
     for note in model.weights.notes:
         console.print(f"  note: {printable(note)}", soft_wrap=True)
-
-
-def _model_document(model: Model) -> dict[str, Any]:
-    return {
-        "kind": model.kind,
-        "path": model.weights.path,
-        "qk_norm": model.weights.qk_norm,
-        "semantics": asdict(model.semantics),
-        "semantics_from": model.origin,
-        "notes": list(model.weights.notes),
-    }
-
-
-def _tokens_document(result: LogitsResult | LogitsComparison) -> dict[str, Any]:
-    tokens = result.tokens
-    return {"origin": tokens.origin, "count": len(tokens.ids), "sequences": len(tokens.sequences)}

@@ -1,21 +1,19 @@
-"""Tables for people and documents for machines, made from a plan or a result. Holds no decisions."""
+"""Tables of a plan or a result. Holds no decisions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from converter.arrays import Array
 from converter.checkpoints import CONFIG_NAME
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.layout import Column, Row, print_rows
-from converter.words import format_size, printable
+from converter.words import format_size, option_flag, printable
 
 if TYPE_CHECKING:
     from converter.conversion import Result
-from converter.report.console import document, plain_table, shape_text
+from converter.report.console import plain_table, shape_text
 
 BAR = 24
 """Characters of the longest bar."""
@@ -57,7 +55,7 @@ def print_totals(plan: Plan, console: Console) -> None:
     rows = [
         ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
         ("difference", f"{totals.difference:,}" + (
-            f" (and {totals.added_parameters:,} added by --untie)" if totals.added_parameters else ""
+            f" (and {totals.added_parameters:,} added by {_adders(plan)})" if totals.added_parameters else ""
         )),
         ("leaves", f"{sources} in AXLearn, {len(plan.leaves)} in MaxText"),
         ("bytes", f"{format_size(totals.read_bytes)} to read, {format_size(totals.write_bytes)} to write" + (
@@ -73,6 +71,11 @@ def print_totals(plan: Plan, console: Console) -> None:
     rows += [("note", printable(note)) for note in plan.notes]
     for name, text in rows:
         console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def _adders(plan: Plan) -> str:
+    """The options that add parameters, as they are given on the command line."""
+    return " and ".join(option_flag(name) for name in dict.fromkeys(task.option for task in plan.tasks if task.extra))
 
 
 def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
@@ -108,7 +111,7 @@ def print_result(result: "Result", console: Console) -> None:
     console.print()
     if any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)
-    for line in fidelity_lines(result.mismatches, tied=not plan.options.untie, qk_norm=plan.options.qk_norm):
+    for line in fidelity_lines(result.mismatches, tied=plan.tied, fitted=plan.fitted):
         console.print(line, soft_wrap=True)
     console.print()
     _print_commands(result, console)
@@ -164,15 +167,15 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     console.print(table)
 
 
-def _scale_advice(unequal: Sequence[PairMismatch], qk_norm: str) -> str:
-    if qk_norm == "fit":
+def _scale_advice(unequal: Sequence[PairMismatch], *, fitted: bool) -> str:
+    if fitted:
         return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
     if all(entry.separable for entry in unequal):
         return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
     return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
-def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm: str) -> list[str]:
+def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: bool) -> list[str]:
     """What MaxText computes from these weights, in words."""
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
@@ -181,8 +184,8 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
-        lines.append(_scale_advice(unequal, qk_norm))
-    elif qk_norm == "fit" and any(entry.query or entry.key for entry in mismatches):
+        lines.append(_scale_advice(unequal, fitted=fitted))
+    elif fitted and any(entry.query or entry.key for entry in mismatches):
         lines.append(
             f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
             "rotated pair, and the scales written have them: attention is exact."
@@ -198,95 +201,6 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, qk_norm:
             "--untie makes them exact."
         )
     return lines
-
-
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON."""
-    totals = plan.totals
-    return document(
-        source=plan.source,
-        step=plan.step,
-        mapping=plan.table,
-        mapping_digest=plan.table_digest,
-        options=asdict(plan.options),
-        totals={
-            "source_parameters": totals.source_parameters,
-            "target_parameters": totals.target_parameters,
-            "added_parameters": totals.added_parameters,
-            "difference": totals.difference,
-            "leaves": len(plan.leaves),
-            "read_bytes": totals.read_bytes,
-            "write_bytes": totals.write_bytes,
-            "stored_bytes": totals.stored_bytes,
-            "memory": totals.memory,
-        },
-        sizes=dict(plan.sizes),
-        tasks=[_task_document(task) for task in plan.tasks],
-        dropped=[
-            {
-                "reason": reason,
-                "tensors": len(entries),
-                "elements": sum(elements or 0 for _, elements in entries),
-                "unknown_shapes": sum(elements is None for _, elements in entries),
-                "paths": [path for path, _ in entries],
-            }
-            for reason, entries in plan.dropped.items()
-        ],
-        ignored_entries=list(plan.others),
-        notes=list(plan.notes),
-        config=dict(plan.config),
-        settings=dict(plan.settings),
-        jobs=plan.jobs,
-    )
-
-
-def result_document(result: "Result") -> dict[str, Any]:
-    """The result of a conversion as JSON."""
-    return {
-        **plan_document(result.plan),
-        "destination": result.destination,
-        "seconds": round(result.seconds, 3),
-        "peak_memory": result.peak_memory,
-        "written_bytes": result.written_bytes,
-        "resumed": result.resumed,
-        "work": {**asdict(result.written.counts), "peak_in_flight": result.written.peak_in_flight},
-        "fidelity": {
-            "qk_norm": result.plan.options.qk_norm,
-            "exact_attention": all(entry.exact for entry in result.mismatches),
-            "exact_logits": result.plan.options.untie and all(entry.exact for entry in result.mismatches),
-            "qk_norm_pairs": [
-                {"layer": e.layer, "product": e.product, "query": e.query, "key": e.key} for e in result.mismatches
-            ],
-        },
-        "command": result.command,
-        "stock_command": result.stock_command,
-    }
-
-
-def _task_document(task: Task) -> dict[str, Any]:
-    return {
-        "axes": str(task.axis_map.expression),
-        "route": task.route,
-        "reason": task.reason,
-        "group": task.group,
-        "note": task.note,
-        "added": task.extra,
-        "units": task.units,
-        "memory": task.memory,
-        "stored_bytes": task.stored_bytes,
-        "sources": [_array_document(array) for array in task.sources],
-        "leaves": [_array_document(leaf) for leaf in task.leaves],
-    }
-
-
-def _array_document(array: Array) -> dict[str, Any]:
-    return {
-        "path": array.path,
-        "shape": list(array.shape),
-        "dtype": array.dtype,
-        "chunks": list(array.chunks),
-        "bytes": array.bytes,
-    }
 
 
 def _plan_rows(task: Task) -> list[Row]:

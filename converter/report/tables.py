@@ -1,12 +1,10 @@
-"""Mapping tables for people and as JSON documents. Holds no decisions."""
-
-from typing import Any
+"""Mapping tables, for people. Holds no decisions."""
 
 from rich.console import Console
 
 from converter.mapping import MappingTable
-from converter.report.console import document
 from converter.report.layout import Column, Row, print_rows
+from converter.words import option_flag
 
 
 def print_mappings(tables: list[MappingTable], console: Console) -> None:
@@ -33,7 +31,7 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     )  # fmt: skip
     rows: list[Row] = []
     for row in table.rows:
-        condition = row.when or (f"--{row.option}" if row.option else "")
+        condition = row.when or (option_flag(row.option) if row.option else "")
         for number in range(max(len(row.axlearn), len(row.maxtext))):
             source = row.axlearn[number] if number < len(row.axlearn) else ""
             target = row.maxtext[number] if number < len(row.maxtext) else ""
@@ -42,44 +40,3 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     print_rows(console, columns, rows)
     for drop in table.drops:
         console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True)
-
-
-def mappings_document(tables: list[MappingTable]) -> dict[str, Any]:
-    """The bundled tables as JSON."""
-    return document(mappings=[_table_summary(table) for table in tables])
-
-
-def mapping_document(table: MappingTable) -> dict[str, Any]:
-    """One table as JSON."""
-    return document(
-        **_table_summary(table),
-        tensors=[
-            {
-                "axlearn": list(row.axlearn),
-                "maxtext": list(row.maxtext),
-                "axes": str(row.expression),
-                "group": row.group,
-                "note": row.note,
-                "when": row.when or None,
-                "option": row.option or None,
-            }
-            for row in table.rows
-        ],
-        drops=[{"axlearn": drop.pattern, "reason": drop.reason, "note": drop.note or None} for drop in table.drops],
-    )
-
-
-def mapping_check_document(table: MappingTable) -> dict[str, Any]:
-    """A valid table of the user's as JSON."""
-    return document(valid=True, **_table_summary(table))
-
-
-def _table_summary(table: MappingTable) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "title": table.title,
-        "path": table.path,
-        "digest": table.digest,
-        "rows": len(table.rows),
-        "models": [model.name for model in table.models],
-    }

@@ -1,4 +1,4 @@
-"""Verification, parameter report and inspection as tables, Markdown and JSON documents. Holds no decisions."""
+"""Verification, parameter report and inspection as tables and Markdown. Holds no decisions."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from rich.console import Console
 
 from converter.checkpoints import Inspection
 from converter.planning import ParameterReport, ParameterRow
-from converter.report.console import document, shape_text
+from converter.report.console import shape_text
 from converter.report.layout import Column, Row, print_rows
-from converter.verification import Finding, Verification
+from converter.verification import Verification
 from converter.words import format_size, printable
 
 MAX_SHOWN = 50
@@ -23,34 +23,6 @@ PARAMETER_COLUMNS = (
     Column(name="parameters", right=True),
 )
 ARRAY_COLUMNS = (Column(name="array", path=True), Column(name="dtype"), Column(name="shape"), Column(name="chunks"))
-
-
-def verification_document(result: Verification) -> dict[str, Any]:
-    """The result of `verify` as JSON."""
-    cast = result.cast
-    return document(
-        ok=result.ok,
-        method=result.method,
-        source=result.source,
-        step=result.step,
-        destination=result.destination,
-        leaves=result.leaves,
-        elements=result.elements,
-        bytes=result.compared_bytes,
-        sample=result.sample,
-        findings=[_finding_document(finding) for finding in result.findings],
-        notes=list(result.notes),
-        cast=None
-        if cast is None
-        else {
-            "dtype": cast.dtype,
-            "max_absolute_error": cast.max_absolute,
-            "max_relative_error": cast.max_relative,
-            "overflows": cast.overflows,
-        },
-        seconds=round(result.seconds, 3),
-        peak_memory=result.peak_memory,
-    )
 
 
 def print_verification(result: Verification, console: Console) -> None:
@@ -84,29 +56,6 @@ def print_verification(result: Verification, console: Console) -> None:
     )
 
 
-def parameters_document(report: ParameterReport) -> dict[str, Any]:
-    """The parameter report as JSON."""
-    return document(
-        title=report.title,
-        destination=report.destination or None,
-        mapping=report.table,
-        equivalent=report.equivalent,
-        totals={
-            "axlearn": report.source_total,
-            "maxtext": report.target_total,
-            "added": report.added_total,
-            "difference": report.difference,
-            "experts": report.expert_total,
-            "active_per_token": report.active_total,
-        },
-        experts=report.experts,
-        experts_per_token=report.experts_per_token,
-        rows=[_row_document(row) for row in report.rows],
-        extra=[{"path": path, "shape": list(shape)} for path, shape in report.extra.items()],
-        notes=list(report.notes),
-    )
-
-
 def print_parameters(report: ParameterReport, console: Console) -> None:
     """The report as a table, a group at a time, then the totals."""
     rows: list[Row] = []
@@ -123,7 +72,7 @@ def print_parameters(report: ParameterReport, console: Console) -> None:
         console.print(f"{name:<20} {value}", soft_wrap=True)
 
 
-def parameters_markdown(report: ParameterReport) -> str:
+def print_markdown(report: ParameterReport, console: Console) -> None:
     """The report as Markdown, for a pull request."""
     lines = [f"## {_heading(report)}", ""]
     groups = list(dict.fromkeys(row.group for row in report.rows))
@@ -137,28 +86,7 @@ def parameters_markdown(report: ParameterReport) -> str:
         lines.append("")
     lines += ["### totals", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in _total_lines(report)]
-    return "\n".join(lines) + "\n"
-
-
-def inspection_document(found: Inspection) -> dict[str, Any]:
-    """What a path is, as JSON."""
-    return document(
-        path=found.path,
-        kind=found.kind,
-        title=found.title,
-        facts=found.facts,
-        leaves=[
-            {
-                "path": leaf.path,
-                "dtype": leaf.dtype,
-                "shape": list(leaf.shape),
-                "chunks": list(leaf.chunks),
-                "problem": leaf.problem or None,
-            }
-            for leaf in found.leaves
-        ],
-        missing=found.missing,
-    )
+    console.out("\n".join(lines), highlight=False)
 
 
 def print_inspection(found: Inspection, console: Console) -> None:
@@ -175,41 +103,6 @@ def print_inspection(found: Inspection, console: Console) -> None:
             for leaf in found.leaves
         ]
         print_rows(console, ARRAY_COLUMNS, rows)
-
-
-def _finding_document(finding: Finding) -> dict[str, Any]:
-    return {
-        "check": finding.check,
-        "place": finding.place,
-        "message": finding.message,
-        "elements": finding.elements,
-        "first_index": None if finding.first_index is None else list(finding.first_index),
-        "expected": finding.expected or None,
-        "found": finding.found or None,
-        "diagnosis": finding.diagnosis or None,
-    }
-
-
-def _row_document(row: ParameterRow) -> dict[str, Any]:
-    found = row.found_shapes or (None,) * len(row.targets)
-    return {
-        "group": row.group,
-        "axlearn": [
-            {"path": path, "shape": list(shape)} for path, shape in zip(row.sources, row.source_shapes, strict=True)
-        ],
-        "maxtext": [
-            {"path": path, "shape": list(shape), "found": None if other is None else list(other)}
-            for path, shape, other in zip(row.targets, row.target_shapes, found, strict=True)
-        ],
-        "relation": row.relation,
-        "axes": row.axes,
-        "note": row.note,
-        "axlearn_parameters": row.source_parameters,
-        "maxtext_parameters": row.target_parameters,
-        "added": row.added,
-        "expert": row.expert,
-        "fits": row.fits,
-    }
 
 
 def _heading(report: ParameterReport) -> str:

@@ -6,11 +6,8 @@ Everything that is wrong is collected, nothing stops at the first finding.
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from collections.abc import Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
@@ -18,7 +15,6 @@ from converter.checkpoints import (
     check_pair,
     open_target,
     orbax_problems,
-    recorded_qk_norm,
     recorded_settings,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
@@ -58,6 +54,7 @@ class VerifyRequest:
 
     source: str
     destination: str
+    _: KW_ONLY
     step: int | None = None
     mapping: str | None = None
     dtype: str | None = None
@@ -82,11 +79,11 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         raise UsageError(f"--sample {request.sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     target = open_target(request.destination)
-    source, untie = _open_source(request, target)
+    source = _open_source(request, target)
     configuration = configure(source.match, recorded=recorded_settings(target.custom))
-    options = Options(untie=untie, max_memory=request.max_memory, rewrite=True)
+    options = Options(table=source.match.options, max_memory=request.max_memory, rewrite=True)
     plan = make_plan(source, options, configuration, jobs=request.jobs)
-    fitted, fit_notes = _fitted(source, target, plan.config)
+    fitted = fitted_scales(source, plan.config)
     coverage = _open_leaves(plan, target, request.dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
     _find_missing_chunks(coverage.arrays, values)
@@ -113,33 +110,27 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=request.sample,
         findings=tuple(findings),
-        notes=(*source.notes, *fit_notes, *coverage.notes, *config_notes),
+        notes=(*source.notes, *_fit_notes(fitted), *coverage.notes, *config_notes),
         cast=_cast_report(request.dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def _open_source(request: VerifyRequest, target: Target) -> tuple[Source, bool]:
+def _open_source(request: VerifyRequest, target: Target) -> Source:
     """The source, matched with the options that the checkpoint was evidently made with."""
     source = open_source(request.source, step=request.step, mapping=request.mapping)
     table = source.match.table
     options = evident_options(table, target)
-    if options:
-        shapes = source.checkpoint.shapes
-        source = dataclasses.replace(source, match=match_table(table, shapes, options=options))
-    return source, "untie" in options
+    if not options:
+        return source
+    return dataclasses.replace(source, match=match_table(table, source.checkpoint.shapes, options=options))
 
 
-def _fitted(
-    source: Source, target: Target, keys: Mapping[str, Any]
-) -> tuple[Mapping[str, np.ndarray], tuple[str, ...]]:
-    """The leaves that the checkpoint says it has fitted values for, made anew from the source; and a note on it."""
-    if recorded_qk_norm(target.custom) != "fit":
-        return {}, ()
-    fitted = fitted_scales(source, keys)
-    note = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
-    return fitted, (note,)
+def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:
+    """A note where the checkpoint says that values were fitted; what they should be is computed from the source."""
+    text = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
+    return (text,) if fitted else ()
 
 
 @dataclass(frozen=True)

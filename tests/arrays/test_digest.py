@@ -24,7 +24,7 @@ from converter.checkpoints.receipt import (
     metadata_files,
     read_receipt,
     read_records,
-    recorded_qk_norm,
+    recorded_fits,
     recorded_settings,
     stored_record,
     write_receipt,
@@ -66,11 +66,11 @@ RECORD = {"kind": "stored", "xxh3": "0" * 32, "chunks": 4}
 
 def test_records_travel_in_the_custom_metadata() -> None:
     records = {"params.a": RECORD, "params.b": stored_record({})}
-    entry = metadata_entry(records, qk_norm="fit", settings={"rope_max_timescale": 7})
-    assert recorded_qk_norm(entry) == "fit"
+    entry = metadata_entry(records, fits={"qk_norm": "fit"}, settings={"rope_max_timescale": 7})
+    assert recorded_fits(entry, {"qk_norm", "other"}) == {"qk_norm"}
     assert recorded_settings(entry) == {"rope_max_timescale": 7}
-    assert (recorded_qk_norm(None), recorded_settings({"ax2mt": []}), is_recorded({"ax2mt": {}})) == (
-        "plain",
+    assert (recorded_fits(None, {"qk_norm"}), recorded_settings({"ax2mt": []}), is_recorded({"ax2mt": {}})) == (
+        frozenset(),
         {},
         False,
     )

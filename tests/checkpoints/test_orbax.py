@@ -10,13 +10,14 @@ from converter.conversion.run import Request, convert
 from converter.planning.options import Options
 from converter.work import Silent
 from tests.conftest import DATA
+from tests.helpers.conversion import make_options
 from tests.helpers.restorer import RestoreError, Restorer
 
 SOURCE = str(DATA / "axlearn" / "micro-hybrid-sharded")
 
 
 def converted(path: Path, **options) -> Path:
-    convert(Request(SOURCE, str(path), Options(**options)), Silent())
+    convert(Request(SOURCE, str(path), make_options(**options)), Silent())
     return path
 
 

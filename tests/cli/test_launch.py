@@ -164,7 +164,7 @@ def test_a_removed_current_directory(tmp_path: Path) -> None:
 
 def test_paths_are_utf8_in_a_locale_that_is_not(tmp_path: Path) -> None:
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
-    done = run("-m", "ax2mt", "convert", SOURCE, "größe", "-q", cwd=tmp_path, **variables)
+    done = run("-m", "ax2mt", "convert", SOURCE, "größe", cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert "gr\\xf6\\xdfe" in done.stdout
     assert (tmp_path / "größe/0/items/_METADATA").is_file()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter.arrays.encoding import STORES
+from converter.choices import STORES
 from converter.conversion.destination import SUFFIX
 from converter.errors import DestinationError, InexactError, SourceError
 from tests.conftest import AXLEARN, MAXTEXT

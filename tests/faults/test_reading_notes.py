@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from converter.cli.app import run as run_cli
 from converter.forward.run import open_model
-from converter.report.schemas import SCHEMAS
+from converter.report.documents import DOCUMENTS
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 from tests.helpers.damage import edit, edit_index
@@ -55,7 +55,7 @@ def test_a_step_passed_over_is_told(command: str, result: Path, cli: Cli) -> Non
     assert line.lstrip().startswith("note")
     document = cli(*arguments, "--json").document
     assert [note for note in document["notes"] if note.endswith(PASSED_OVER)]
-    jsonschema.validate(document, SCHEMAS[str(arguments[0])])
+    jsonschema.validate(document, DOCUMENTS[str(arguments[0])].schema)
 
 
 def test_a_step_passed_over_is_told_by_convert(tmp_path: Path, cli: Cli) -> None:
@@ -64,7 +64,7 @@ def test_a_step_passed_over_is_told_by_convert(tmp_path: Path, cli: Cli) -> None
     assert PASSED_OVER in done.out
     document = cli("convert", UNCOMMITTED, tmp_path / "other", "--json").document
     assert document["notes"][0].endswith(PASSED_OVER)
-    jsonschema.validate(document, SCHEMAS["convert"])
+    jsonschema.validate(document, DOCUMENTS["convert"].schema)
 
 
 def test_a_step_passed_over_is_told_by_logits(result: Path, tmp_path: Path, cli: Cli) -> None:
@@ -197,7 +197,7 @@ def test_odd_entries_that_are_left_behind(kind: str, tmp_path: Path, capsys: pyt
     (dropped,) = document["dropped"]
     assert dropped["paths"] == [entry[0]]
     assert (dropped["elements"], dropped["unknown_shapes"]) == (elements or 0, int(elements is None))
-    jsonschema.validate(document, SCHEMAS["plan"])
+    jsonschema.validate(document, DOCUMENTS["plan"].schema)
     tell = "1 of unknown shape" if elements is None else f"{elements} element{'s' * (elements != 1)}"
     assert f"left behind  optimizer state: 1 tensor, {tell}\n" in said(capsys, "plan", source)
     assert "\x1b" not in said(capsys, "inspect", source)

@@ -13,8 +13,8 @@ from converter.forward.comparison import LogitsComparison, compare, open_pair
 from converter.forward.metrics import Distance, exceeded
 from converter.forward.tokens import built_in
 from converter.mapping.bundled import table_path
-from converter.planning.options import Options
 from converter.work import Silent
+from tests.helpers.conversion import make_options
 
 DATA = Path(__file__).parents[1] / "data" / "axlearn"
 EQUAL_PAIRS, UNEQUAL_PAIRS = "micro-hybrid-qkpair", "micro-hybrid"
@@ -26,7 +26,7 @@ def verify(name: str, destination: Path, *, settings=(), length: int = 430, **op
         str(DATA / name), str(destination), step=None, mapping=None, settings=list(settings), norm_after=False
     )
     tokens = built_in(models[0].weights.vocabulary, length)
-    chosen = {"budget": 4 << 30, "limits": [("kl_max", 1e-4)], "explain": True, "say": lambda _: None} | options
+    chosen = {"budget": 4 << 30, "limits": [("kl_max", 1e-4)], "explain": True, "progress": Silent()} | options
     return compare(*models, tokens, **chosen)
 
 
@@ -38,7 +38,7 @@ def make(name: str, path: Path, *replacements: tuple[str, str], untie: bool = Tr
         text = text.replace(old, new)
     table = path / "table.toml"
     table.write_text(text)
-    request = Request(str(DATA / name), str(path / "out"), Options(untie=untie), mapping=str(table))
+    request = Request(str(DATA / name), str(path / "out"), make_options(untie=untie), mapping=str(table))
     convert(request, Silent())
     return path / "out"
 

@@ -13,10 +13,10 @@ from converter.forward.comparison import LogitsComparison, compare, open_pair
 from converter.forward.run import logits, open_model
 from converter.forward.tokens import built_in
 from converter.mapping.bundled import table_path
-from converter.planning.options import Options
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.axlearn_checkpoint import write_checkpoint
+from tests.helpers.conversion import make_options
 from tests.helpers.maxtext_checkpoint import unscanned, write_maxtext
 from tests.helpers.plain_float64 import plain_logits
 from tests.mapping.test_plain_family import LAYER, TABLE, H, K, N, expected, tensors
@@ -51,7 +51,7 @@ def reference(source: dict[str, np.ndarray], layers: Sequence[dict[str, np.ndarr
 def computed(path: Path, table: Path, out: Path, **options: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Ids, logits and notes of a checkpoint."""
     model = open_model(str(path), mapping=str(table), **options)
-    logits(model, built_in(model.weights.vocabulary, 40), str(out), 4 << 30, lambda _: None)
+    logits(model, built_in(model.weights.vocabulary, 40), str(out), 4 << 30, Silent())
     file = np.load(out)
     return file["input_ids"][0], file["logits"][0], model.weights.notes
 
@@ -59,11 +59,11 @@ def computed(path: Path, table: Path, out: Path, **options: Any) -> tuple[np.nda
 def compared(source: Path, destination: Path, table: Path) -> LogitsComparison:
     pair = open_pair(str(source), str(destination), step=None, mapping=str(table), settings=[], norm_after=False)
     tokens = built_in(pair[0].weights.vocabulary, 40)
-    return compare(*pair, tokens, budget=4 << 30, limits=[("kl_max", 1e-4)], explain=True, say=lambda _: None)
+    return compare(*pair, tokens, budget=4 << 30, limits=[("kl_max", 1e-4)], explain=True, progress=Silent())
 
 
 def converted(source: Path, table: Path, target: Path, *, untie: bool = False) -> Path:
-    convert(Request(str(source), str(target), Options(untie=untie), mapping=str(table)), Silent())
+    convert(Request(str(source), str(target), make_options(untie=untie), mapping=str(table)), Silent())
     return target
 
 

@@ -215,7 +215,7 @@ def test_faults_of_a_table(old: str, new: str, message: str, tmp_path: Path) -> 
         (["--set", "vocab_size=128"], 2, "--set vocab_size=128: contradicts the checkpoint's tensors"),
         (["--set", "num_experts_per_tok=9"], 2, "expected at most 4, the checkpoint's experts"),
         (["--set", "steps=3"], 2, "expected KEY=VALUE with one of the keys"),
-        (["--qk-norm", "fitt"], 2, "--qk-norm fitt: expected one of plain, fit"),
+        (["--qk-norm", "fitt"], 2, "'fitt' is not one of 'plain', 'fit'"),
         (["--jobs", "0"], 2, "--jobs"),
     ],
 )

@@ -1,14 +1,16 @@
 """The parameter report of published models and of small checkpoints."""
 
+import io
 import itertools
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from converter.errors import MappingError
 from converter.mapping.bundled import table_path
 from converter.planning.parameters import ParameterRequest, make_report
-from converter.report.verify import parameters_markdown
+from converter.report.verify import print_markdown
 
 SOURCE = str(Path(__file__).parents[1] / "data" / "axlearn" / "micro-hybrid")
 PLAIN = Path(__file__).parents[1] / "data" / "mappings" / "plain.toml"
@@ -51,8 +53,10 @@ def test_a_source_of_another_size_is_refused_with_a_table() -> None:
 
 
 def test_the_markdown_has_every_leaf() -> None:
-    report = make_report(ParameterRequest(SOURCE, untie=True))
-    text = parameters_markdown(report)
+    report = make_report(ParameterRequest(SOURCE, options=frozenset({"untie"})))
+    console = Console(file=io.StringIO(), width=40)
+    print_markdown(report, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(f"`{path}`" in text for row in report.rows for path in (*row.sources, *row.targets))
     assert report.added_total == 2_048
 

@@ -9,22 +9,22 @@ import pytest
 from converter.conversion.run import Request, convert
 from converter.forward.comparison import compare, open_pair
 from converter.forward.tokens import built_in, read_tokens
-from converter.planning.options import Options
 from converter.planning.qk_norm import _projections, fit
 from converter.work import Silent
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, numpy_dtype, write_checkpoint
+from tests.helpers.conversion import make_options
 
 DATA = Path(__file__).parents[1] / "data" / "axlearn"
 
 
 def measure(name: str, path: Path, mode: str, tokens_file: str | None):
     destination = str(path / mode)
-    convert(Request(str(DATA / name), destination, Options(untie=True, qk_norm=mode), overwrite=True), Silent())
+    convert(Request(str(DATA / name), destination, make_options(untie=True, qk_norm=mode), overwrite=True), Silent())
     models = open_pair(str(DATA / name), destination, step=None, mapping=None, settings=[], norm_after=False)
     size = models[0].weights.vocabulary
     tokens = read_tokens(tokens_file, size) if tokens_file else built_in(size)
-    return compare(*models, tokens, budget=4 << 30, limits=[], explain=True, say=lambda _: None)
+    return compare(*models, tokens, budget=4 << 30, limits=[], explain=True, progress=Silent())
 
 
 @pytest.mark.parametrize("name", ["micro-hybrid", "envy-test", "envy-test-bf16"])
@@ -33,7 +33,7 @@ def test_fit_lowers_the_divergence(name, length, tmp_path):
     tokens = str(DATA / name / "logits.npz") if length == "golden" else None
     plain, fitted = (measure(name, tmp_path, mode, tokens) for mode in ("plain", "fit"))
     assert fitted.difference.kl_mean < 0.85 * plain.difference.kl_mean
-    assert fitted.destination.weights.qk_norm == "fit"
+    assert fitted.destination.weights.fitted == {"query_scale", "key_scale"}
     assert [step.name for step in fitted.steps] == ["q/k norm before RoPE"]
     assert fitted.explained
 
@@ -44,7 +44,7 @@ def test_fit_leaves_exact_scales_alone(tmp_path):
 
 def test_the_checkpoint_says_how_its_scales_were_made(tmp_path):
     for mode in ("plain", "fit"):
-        convert(Request(str(DATA / "envy-test"), str(tmp_path / mode), Options(qk_norm=mode)), Silent())
+        convert(Request(str(DATA / "envy-test"), str(tmp_path / mode), make_options(qk_norm=mode)), Silent())
         content = json.loads((tmp_path / mode / "0" / "_CHECKPOINT_METADATA").read_text())
         assert content["custom_metadata"]["scan_layers"] is True
         assert content["custom_metadata"]["ax2mt"]["qk_norm"] == mode
@@ -82,7 +82,7 @@ def test_what_is_written_decides_whether_it_is_exact(cli: Cli, tmp_path: Path):
     fidelity = fitted.document["fidelity"]
     assert (fidelity["exact_attention"], fidelity["exact_logits"]) == (True, True)
     assert all(pair["query"] > 1e-3 and 0 <= pair["product"] < 1e-6 for pair in fidelity["qk_norm_pairs"])
-    compared = cli("verify", source, tmp_path / "fit", "--logits", "-q")
+    compared = cli("verify", source, tmp_path / "fit", "--logits")
     assert compared.code == 0, compared.out
     assert "EQUAL: the same function" in compared.out
     assert "query*key" not in compared.out
@@ -90,7 +90,7 @@ def test_what_is_written_decides_whether_it_is_exact(cli: Cli, tmp_path: Path):
 
 def test_copied_scales_with_equal_products_are_not_exact(cli: Cli, tmp_path: Path):
     source = equal_products(tmp_path)
-    done = cli("convert", source, tmp_path / "out", "--untie", "-q")
+    done = cli("convert", source, tmp_path / "out", "--untie")
     assert done.code == 0, done.err
     assert "4 of 4 layers differ inside rotated pairs (the table above)" in done.out
     assert "--qk-norm fit makes stock MaxText exact" in done.out
@@ -108,7 +108,7 @@ def test_a_fit_that_only_comes_closer_is_not_exact(name: str, code: int, cli: Cl
 
 def test_a_product_that_the_dtype_cannot_hold_is_not_exact(tmp_path: Path):
     source = equal_products(tmp_path, "bfloat16")
-    result = convert(Request(str(source), str(tmp_path / "out"), Options(qk_norm="fit")), Silent())
+    result = convert(Request(str(source), str(tmp_path / "out"), make_options(qk_norm="fit")), Silent())
     assert not any(entry.exact for entry in result.mismatches)
 
 

@@ -142,7 +142,7 @@ def test_patched_maxtext_computes_what_axlearn_does(tmp_path):
     if not python.exists():
         pytest.skip("no MaxText environment; `make test` sets it up")
     golden = np.load(DATA / "micro-hybrid" / "logits.npz")
-    convert(Request(str(DATA / "micro-hybrid"), str(tmp_path / "out"), Options(untie=True)), Silent())
+    convert(Request(str(DATA / "micro-hybrid"), str(tmp_path / "out"), Options(table=frozenset({"untie"}))), Silent())
     np.save(tmp_path / "ids.npy", golden["input_ids"])
     helper = ROOT / "tests" / "helpers" / "maxtext_patched.py"
     files = [str(tmp_path / name) for name in ("ids.npy", "out", "logits.npz")]

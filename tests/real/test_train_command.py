@@ -132,7 +132,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     tensors = envy_tensors(SMALL)
     tensors["model/decoder/output_norm/scale"] = np.zeros_like(tensors["model/decoder/output_norm/scale"])
     source = write_checkpoint(folder / "step_00000100", tensors)
-    result = convert(Request(str(source), str(folder / "run #2 ${x}"), Options(untie=True)), Silent())
+    result = convert(Request(str(source), str(folder / "run #2 ${x}"), Options(table=frozenset({"untie"}))), Silent())
     return folder, result.stock_command, result.command
 
 

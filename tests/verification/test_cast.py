@@ -13,7 +13,7 @@ import tensorstore as ts
 
 from converter.conversion.run import Request, convert
 from converter.planning.options import Options
-from converter.report.schemas import SCHEMAS
+from converter.report.documents import DOCUMENTS
 from converter.verification.result import Verification
 from converter.verification.run import VerifyRequest, verify
 from converter.work import Silent
@@ -102,7 +102,7 @@ def test_overflow_is_reported_and_fails(dtype: str, tmp_path: Path, cli: Cli) ->
 
     done = cli("verify", source, checkpoint, "--dtype", dtype, "--json")
     assert done.code == 6
-    jsonschema.validate(done.document, SCHEMAS["verify"])
+    jsonschema.validate(done.document, DOCUMENTS["verify"].schema)
     assert done.document["cast"] == {
         "dtype": dtype,
         "max_absolute_error": form.half,

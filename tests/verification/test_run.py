@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from converter.arrays.encoding import STORES
+from converter.choices import STORES
 from converter.conversion.run import Request, convert
 from converter.errors import VerificationError
 from converter.planning.options import Options
@@ -37,7 +37,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     result: dict[str, Path] = {}
     for store in STORES:
         result[store] = place / store
-        convert(Request(SOURCE, str(result[store]), Options(untie=True, store=store)), Silent())
+        convert(Request(SOURCE, str(result[store]), Options(table=frozenset({"untie"}), store=store)), Silent())
     return result
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorstore as ts
 import xxhash
 
-from converter.arrays.encoding import STORES
+from converter.choices import STORES
 from converter.verification.digests import verify_digests
 from converter.verification.result import Verification
 from converter.verification.run import VerifyRequest, verify

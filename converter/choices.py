@@ -1,0 +1,24 @@
+"""Values that an option can have, for the command line, the Python interface and the checks."""
+
+from typing import Literal, get_args
+
+Store = Literal["files", "ocdbt", "zarr2"]
+"""How leaves are stored."""
+
+STORES: tuple[Store, ...] = get_args(Store)
+
+QkNorm = Literal["plain", "fit"]
+"""What becomes of q/k norm scales: copied, or fitted to stock MaxText."""
+
+QK_NORMS: tuple[QkNorm, ...] = get_args(QkNorm)
+
+CastDtype = Literal[
+    "bfloat16", "float16", "float32", "float64",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz",
+]  # fmt: skip
+"""Dtypes that weights can have been cast to."""
+
+CAST_DTYPES: tuple[CastDtype, ...] = get_args(CastDtype)
+
+MAX_JOBS = 256
+"""Blocks in flight, at most: each has a thread."""

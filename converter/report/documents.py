@@ -1,0 +1,540 @@
+"""The JSON documents of all commands, field by field. Imports nothing of what they are about."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from converter.choices import QK_NORMS, STORES
+from converter.report.fields import (
+    ANY_OBJECT,
+    COUNT,
+    COUNTS,
+    FLAG,
+    INTEGER,
+    NUMBER,
+    SECONDS,
+    SHAPE,
+    TEXT,
+    TEXTS,
+    Field,
+    Kind,
+    Record,
+    choice,
+    items,
+    optional,
+    record,
+)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _fit(fitted: Any) -> str:
+    return "fit" if fitted else "plain"
+
+
+STEP = Field("step", optional(INTEGER), "the training step; null where it is not known")
+NOTES = Field("notes", TEXTS, "what is worth knowing and not wrong: steps passed over, an EMA that is left behind")
+PEAK_MEMORY = Field("peak_memory", COUNT, "the largest resident set, in bytes")
+SECONDS_TAKEN = Field("seconds", SECONDS, "since the start of the process")
+QK_NORM = "plain: q/k norm scales are copies, fit: they were fitted"
+
+ERROR = Record(
+    "error",
+    (
+        Field(
+            "error",
+            record(
+                Field(
+                    "kind",
+                    choice(
+                        "usage", "source", "mapping", "destination", "verification", "inexact", "interrupted",
+                        "resources", "environment", "internal",
+                    ),
+                    "what is at fault",
+                    itemgetter("kind"),
+                ),
+                Field("exit_code", COUNT, "of the process", itemgetter("exit_code")),
+                Field("message", TEXT, "one line", itemgetter("message")),
+                Field("details", TEXTS, "further lines, one a finding", itemgetter("details")),
+            ),
+            "why there is no result",
+            _itself,
+        ),
+    ),
+)  # fmt: skip
+
+ARRAYS = items(
+    record(
+        Field("path", TEXT, "of the tensor or leaf"),
+        Field("shape", SHAPE, "in elements"),
+        Field("dtype", TEXT, "its dtype"),
+        Field("chunks", SHAPE, "shape of a chunk, in elements"),
+        Field("bytes", COUNT, "decoded"),
+    )
+)
+
+PAIRS = Field(
+    "qk_norm_pairs",
+    items(
+        record(
+            Field("layer", COUNT, "number in the model"),
+            Field("product", NUMBER, "largest abs(a-b)/abs(a+b) inside a rotated pair, of the product of the scales"),
+            Field("query", NUMBER, "the same of the query's scale"),
+            Field("key", NUMBER, "the same of the key's scale"),
+        )
+    ),
+    "how unequal the q/k norm scales of each layer are",
+    "mismatches",
+)
+
+
+def _dropped(plan: Any) -> list[tuple[str, Sequence[tuple[str, int | None]]]]:
+    return list(plan.dropped.items())
+
+
+PLAN_FIELDS = (
+    Field("source", TEXT, "the step directory"),
+    STEP,
+    Field("mapping", TEXT, "name of the mapping table", "table"),
+    Field("mapping_digest", TEXT, "hash of the table", "table_digest"),
+    Field(
+        "options",
+        record(
+            Field("table", TEXTS, "options of the mapping table that are on", lambda options: sorted(options.table)),
+            Field("untie", FLAG, "whether `untie` is one of them", lambda options: "untie" in options.table),
+            Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
+            Field("store", choice(*STORES), "how leaves are stored"),
+            Field("rewrite", FLAG, "every chunk is decoded and encoded"),
+            Field("link", FLAG, "chunks are hard-linked"),
+            Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),
+        ),
+        "what shapes the result",
+    ),
+    Field(
+        "totals",
+        record(
+            Field("source_parameters", COUNT, "elements that are converted", "totals.source_parameters"),
+            Field("target_parameters", COUNT, "elements of all leaves", "totals.target_parameters"),
+            Field("added_parameters", COUNT, "those that are copies made on request", "totals.added_parameters"),
+            Field("difference", INTEGER, "0 in a correct plan", "totals.difference"),
+            Field("leaves", COUNT, "number of leaves", lambda plan: len(plan.leaves)),
+            Field("read_bytes", COUNT, "to read, decoded", "totals.read_bytes"),
+            Field("write_bytes", COUNT, "to write, decoded", "totals.write_bytes"),
+            Field("stored_bytes", COUNT, "of the source's files; 0 with `--metadata-only`", "totals.stored_bytes"),
+            Field("memory", COUNT, "of blocks in flight, in bytes", "totals.memory"),
+        ),
+        "sums",
+        _itself,
+    ),
+    Field("sizes", COUNTS, "axis to its solved size"),
+    Field(
+        "tasks",
+        items(
+            record(
+                Field("axes", TEXT, "the axis expression", lambda task: str(task.axis_map.expression)),
+                Field("route", choice("pass", "link", "rewrite"), "how bytes travel"),
+                Field("reason", TEXT, "why not by a cheaper route; may be empty"),
+                Field("group", TEXT, "part of the model"),
+                Field("note", TEXT, "the row's explanation; may be empty"),
+                Field("added", FLAG, "the leaves are copies made on request", "extra"),
+                Field("units", COUNT, "blocks or chunks"),
+                Field("memory", COUNT, "of one unit, in bytes"),
+                Field("stored_bytes", COUNT, "of the source's chunk files"),
+                Field("sources", ARRAYS, "what is read"),
+                Field("leaves", ARRAYS, "what is written"),
+            )
+        ),
+        "the work, in the order of the model",
+    ),
+    Field(
+        "dropped",
+        items(
+            record(
+                Field("reason", TEXT, "why", itemgetter(0)),
+                Field("tensors", COUNT, "how many", lambda entry: len(entry[1])),
+                Field("elements", COUNT, "of those with a known shape", lambda entry: sum(n or 0 for _, n in entry[1])),
+                Field("unknown_shapes", COUNT, "how many have none", lambda entry: sum(n is None for _, n in entry[1])),
+                Field("paths", TEXTS, "their names", lambda entry: [path for path, _ in entry[1]]),
+            )
+        ),
+        "tensors that are left behind, by reason",
+        _dropped,
+    ),
+    Field("ignored_entries", TEXTS, "index entries that are not tensors", "others"),
+    NOTES,
+    Field("config", ANY_OBJECT, "the keys of `maxtext.yml`"),
+    Field("settings", ANY_OBJECT, "those of them that were set with `--set`"),
+    Field("jobs", COUNT, "blocks in flight, as given with `--jobs`"),
+)
+
+PLAN = Record("plan", PLAN_FIELDS)
+
+
+CONVERT = Record(
+    "convert",
+    (
+        *(entry.at("plan") for entry in PLAN_FIELDS),
+        Field("destination", TEXT, "the checkpoint"),
+        SECONDS_TAKEN,
+        PEAK_MEMORY,
+        Field("written_bytes", COUNT, "size of the checkpoint's files"),
+        Field("resumed", FLAG, "an interrupted run was resumed"),
+        Field(
+            "work",
+            record(
+                Field("decoded", COUNT, "chunks", "counts.decoded"),
+                Field("encoded", COUNT, "chunks", "counts.encoded"),
+                Field("passed", COUNT, "chunks that were not decoded", "counts.passed"),
+                Field("kept", COUNT, "units from the interrupted run", "counts.kept"),
+                Field("peak_in_flight", COUNT, "bytes of blocks in flight"),
+            ),
+            "what was done",
+            "written",
+        ),
+        Field(
+            "fidelity",
+            record(
+                Field("exact_attention", FLAG, "stock MaxText computes AXLearn's attention"),
+                Field("exact_logits", FLAG, "stock MaxText computes AXLearn's logits"),
+                Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda result: _fit(result.plan.fitted)),
+                PAIRS,
+            ),
+            "what equal shapes do not show",
+            _itself,
+        ),
+        Field("command", TEXT, "the command line to train on in MaxText, with the patch where only that is exact"),
+        Field("stock_command", TEXT, "the same without the patch"),
+    ),
+)
+
+VERIFY = Record(
+    "verify",
+    (
+        Field("ok", FLAG, "nothing is wrong; otherwise the exit code is 6"),
+        Field("method", choice("source", "digests"), "what the checkpoint was compared with"),
+        Field("source", TEXT, "the step directory; empty where it is not known"),
+        STEP,
+        Field("destination", TEXT, "the checkpoint"),
+        Field("leaves", COUNT, "compared"),
+        Field("elements", COUNT, "compared"),
+        Field("bytes", COUNT, "their size, decoded", "compared_bytes"),
+        Field("sample", optional(NUMBER), "the fraction of blocks that was compared; null for all"),
+        Field(
+            "findings",
+            items(
+                record(
+                    Field("check", TEXT, "coverage, shape, dtype, chunks, values, cast, digest, receipt, metadata, "
+                          "markers, scan_layers or config"),
+                    Field("place", TEXT, "leaf or file"),
+                    Field("message", TEXT, "one line"),
+                    Field("elements", optional(COUNT), "how many differ"),
+                    Field("first_index", optional(SHAPE), "of the first one"),
+                    Field("expected", optional(TEXT), "its value in the source"),
+                    Field("found", optional(TEXT), "its value in the checkpoint"),
+                    Field("diagnosis", optional(TEXT), "what the wrong values are"),
+                )
+            ),
+            "all that is wrong",
+        ),
+        NOTES,
+        Field(
+            "cast",
+            optional(
+                record(
+                    Field("dtype", TEXT, "of the checkpoint"),
+                    Field("max_absolute_error", NUMBER, "of a finite element", "max_absolute"),
+                    Field("max_relative_error", NUMBER, "of a finite element that is not zero", "max_relative"),
+                    Field("overflows", COUNT, "finite elements that became infinite"),
+                )
+            ),
+            "errors of the cast; null where no leaf was cast",
+        ),
+        SECONDS_TAKEN,
+        PEAK_MEMORY,
+    ),
+)  # fmt: skip
+
+MODEL = record(
+    Field("kind", choice("AXLearn", "MaxText"), "whose arithmetic"),
+    Field("path", TEXT, "the checkpoint", "weights.path"),
+    Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda model: _fit(model.weights.fitted)),
+    Field(
+        "semantics",
+        record(
+            Field("query_order", TEXT, "how rotated pairs lie in the query"),
+            Field("key_order", TEXT, "in the key"),
+            Field("scale_order", TEXT, "in the q/k norm scales"),
+            Field("norm_after_rope", FLAG, "q/k norms come after RoPE"),
+            Field("top_k", COUNT, "experts of a token"),
+            Field("renormalise", FLAG, "the shares of the chosen experts sum to one"),
+            Field("share_epsilon", NUMBER, "added to that sum"),
+            Field("tied", FLAG, "logits come from the embedding table"),
+            Field("round_table", FLAG, "which is rounded to bfloat16 for them"),
+            Field("normalize_logits", FLAG, "tied logits are divided by the root of the width"),
+            Field("epsilon", NUMBER, "of all norms"),
+            Field("theta", NUMBER, "RoPE's base"),
+        ),
+        "what is computed",
+    ),
+    Field("semantics_from", TEXT, "where that was read", "origin"),
+    Field("notes", TEXTS, "what is worth knowing of the weights", "weights.notes"),
+)
+TOKENS = Field(
+    "tokens",
+    record(
+        Field("origin", TEXT, "the file, or built-in"),
+        Field("count", COUNT, "of all tokens", lambda tokens: len(tokens.ids)),
+        Field("sequences", COUNT, "number of sequences", lambda tokens: len(tokens.sequences)),
+    ),
+    "what the model was given",
+)
+NON_FINITE = optional(
+    record(
+        Field("tokens", COUNT, "how many have NaN or infinite logits", itemgetter(1)),
+        Field("first", TEXT, 'where this begins, such as "layer 3, attention"', lambda entry: entry[0].place),
+        Field("weights", TEXTS, "weights used there that hold NaN or infinity; empty where values overflow",
+              lambda entry: entry[0].weights),
+    )
+)  # fmt: skip
+
+
+def _non_finite(found: Any, tokens: int) -> tuple[Any, int] | None:
+    return None if found is None else (found, tokens)
+
+
+LOGITS = Record(
+    "logits",
+    (
+        Field("model", MODEL, "the checkpoint and what is computed from it"),
+        TOKENS,
+        Field("file", optional(TEXT), "the file that was written"),
+        Field("mean", NUMBER, "of all logits"),
+        Field("deviation", NUMBER, "standard deviation of all logits"),
+        Field(
+            "non_finite", NON_FINITE, "null where all logits are finite",
+            lambda result: _non_finite(result.non_finite, result.bad_tokens),
+        ),
+        SECONDS_TAKEN,
+        PEAK_MEMORY,
+    ),
+)  # fmt: skip
+
+
+DISTANCE_FIELDS = (
+    Field("max_abs", NUMBER, "largest absolute difference"),
+    Field("relative", NUMBER, "norm of the difference over the norm of the reference"),
+    Field("kl_mean", NUMBER, "Kullback-Leibler divergence in nats, mean over the tokens"),
+    Field("kl_max", NUMBER, "the same, of the worst token"),
+    Field("top1", NUMBER, "share of tokens with the same most likely next token"),
+)
+DISTANCE = record(*DISTANCE_FIELDS)
+ITS_DISTANCE = tuple(entry.at("difference") for entry in DISTANCE_FIELDS)
+VERDICTS = "equal", "equal but for the bfloat16 rounding", "different", "not finite"
+
+COMPARISON = Record(
+    "verify --logits",
+    (
+        Field("verdict", choice(*VERDICTS), "in words"),
+        Field("passed", FLAG, "within the limits; otherwise the exit code is 6"),
+        Field("exceeded", TEXTS, "limits that were exceeded", "limits"),
+        Field("source", MODEL, "the AXLearn model"),
+        Field("destination", MODEL, "the MaxText model"),
+        TOKENS,
+        Field(
+            "non_finite",
+            record(
+                Field("source", NON_FINITE, "AXLearn's", lambda r: _non_finite(r.non_finite[0], r.bad_tokens[0])),
+                Field("destination", NON_FINITE, "MaxText's", lambda r: _non_finite(r.non_finite[1], r.bad_tokens[1])),
+            ),
+            "where logits are not finite",
+            _itself,
+        ),
+        Field("difference", DISTANCE, "over all tokens"),
+        Field(
+            "positions",
+            items(
+                record(
+                    Field("first", COUNT, "first position"),
+                    Field("last", COUNT, "last position"),
+                    *ITS_DISTANCE,
+                )
+            ),
+            "the difference by position",
+            "buckets",
+        ),
+        Field(
+            "causes",
+            items(
+                record(
+                    Field("name", TEXT, "the known difference"),
+                    Field("advice", TEXT, "what to do about it"),
+                    Field("before", DISTANCE, "the difference with it"),
+                    Field("after", DISTANCE, "the difference once it is undone too"),
+                )
+            ),
+            "what explains the difference, the largest first",
+            "steps",
+        ),
+        Field(
+            "switched_alone",
+            items(record(Field("name", TEXT, "the known difference"), *ITS_DISTANCE)),
+            "each known difference undone alone",
+            "switched",
+        ),
+        Field("findings", TEXTS, "further evidence"),
+        Field("remaining", DISTANCE, "what no known difference explains"),
+        PAIRS,
+        SECONDS_TAKEN,
+        PEAK_MEMORY,
+    ),
+)
+
+SHAPED = (
+    Field("path", TEXT, "of the tensor or leaf", itemgetter(0)),
+    Field("shape", SHAPE, "in elements", itemgetter(1)),
+)
+
+
+def _targets(row: Any) -> list[tuple[Any, ...]]:
+    found = row.found_shapes or (None,) * len(row.targets)
+    return list(zip(row.targets, row.target_shapes, found, strict=True))
+
+
+PARAMETERS = Record(
+    "params",
+    (
+        Field("title", TEXT, "the source, or the published model"),
+        Field("destination", optional(TEXT), "the checkpoint that was looked at"),
+        Field("mapping", TEXT, "name of the mapping table", "table"),
+        Field("equivalent", FLAG, "counts and shapes agree; otherwise the exit code is 6"),
+        Field(
+            "totals",
+            record(
+                Field("axlearn", COUNT, "parameters in AXLearn", "source_total"),
+                Field("maxtext", COUNT, "parameters in MaxText", "target_total"),
+                Field("added", COUNT, "those that are copies made on request", "added_total"),
+                Field("difference", INTEGER, "0 where both sides agree"),
+                Field("experts", COUNT, "parameters in experts", "expert_total"),
+                Field("active_per_token", COUNT, "parameters that one token meets", "active_total"),
+            ),
+            "sums",
+            _itself,
+        ),
+        Field("experts", COUNT, "experts of a layer; 0 without any"),
+        Field("experts_per_token", COUNT, "experts that each token is sent to"),
+        Field(
+            "rows",
+            items(
+                record(
+                    Field("group", TEXT, "part of the model"),
+                    Field("axlearn", items(record(*SHAPED)), "tensors",
+                          lambda row: list(zip(row.sources, row.source_shapes, strict=True))),
+                    Field(
+                        "maxtext",
+                        items(record(*SHAPED, Field("found", optional(SHAPE), "in the checkpoint", itemgetter(2)))),
+                        "leaves",
+                        _targets,
+                    ),
+                    Field("relation", TEXT, "what becomes of the elements, in words"),
+                    Field("axes", TEXT, "the same as an axis expression"),
+                    Field("note", TEXT, "why; may be empty"),
+                    Field("axlearn_parameters", COUNT, "elements", "source_parameters"),
+                    Field("maxtext_parameters", COUNT, "elements", "target_parameters"),
+                    Field("added", FLAG, "a copy made on request"),
+                    Field("expert", FLAG, "the tensors belong to single experts"),
+                    Field("fits", FLAG, "the checkpoint has the planned shapes"),
+                )
+            ),
+            "in the order of the model",
+        ),
+        Field("extra", items(record(*SHAPED)), "leaves that no row leads to", lambda r: list(r.extra.items())),
+        NOTES,
+    ),
+)  # fmt: skip
+
+INSPECTION = Record(
+    "inspect",
+    (
+        Field("path", TEXT, "as it was given"),
+        Field("kind", TEXT, "axlearn-trainer, axlearn-step, axlearn-step-uncommitted, axlearn-orbax-step, "
+              "maxtext-checkpoint, half-written, directory, no-directory, unreadable or absent"),
+        Field("title", TEXT, "the kind in words"),
+        Field("facts", ANY_OBJECT, "named values that depend on the kind; `litter` counts entries that systems and "
+              "tools left"),
+        Field(
+            "leaves",
+            items(
+                record(
+                    Field("path", TEXT, "of the array"),
+                    Field("dtype", TEXT, "its dtype"),
+                    Field("shape", SHAPE, "in elements"),
+                    Field("chunks", SHAPE, "shape of a chunk, in elements"),
+                    Field("problem", optional(TEXT), "what is wrong with it"),
+                )
+            ),
+            "the arrays",
+        ),
+        Field("missing", TEXTS, "what a whole checkpoint would have, and what is wrong"),
+    ),
+)  # fmt: skip
+
+TABLE_FIELDS = (
+    Field("name", TEXT, "of the table"),
+    Field("title", TEXT, "what it is for"),
+    Field("path", TEXT, "its file"),
+    Field("digest", TEXT, "hash of its text"),
+    Field("rows", COUNT, "number of rows", lambda table: len(table.rows)),
+    Field("models", TEXTS, "published sizes", lambda table: [model.name for model in table.models]),
+)
+
+MAPPINGS = Record("mappings list", (Field("mappings", items(record(*TABLE_FIELDS)), "the bundled tables", _itself),))
+
+MAPPING = Record(
+    "mappings show",
+    (
+        *TABLE_FIELDS,
+        Field("options", TEXTS, "names for `--option`", lambda table: sorted(table.options)),
+        Field(
+            "tensors",
+            items(
+                record(
+                    Field("axlearn", TEXTS, "paths"),
+                    Field("maxtext", TEXTS, "paths"),
+                    Field("axes", TEXT, "the axis expression", lambda row: str(row.expression)),
+                    Field("group", TEXT, "part of the model; may be empty"),
+                    Field("note", TEXT, "why; may be empty"),
+                    Field("when", optional(TEXT), "only in layers of this kind"),
+                    Field("option", optional(TEXT), "only with this option"),
+                )
+            ),
+            "the rows",
+            "rows",
+        ),
+        Field(
+            "drops",
+            items(
+                record(
+                    Field("axlearn", TEXT, "pattern of paths", "pattern"),
+                    Field("reason", TEXT, "what the tensors are"),
+                    Field("note", optional(TEXT), "what to tell the user"),
+                )
+            ),
+            "what is left behind",
+        ),
+    ),
+)
+
+MAPPING_CHECK = Record(
+    "mappings check",
+    (Field("valid", Kind(name="true", schema={"const": True}), "always", lambda _: True), *TABLE_FIELDS),
+)
+
+DOCUMENTS: dict[str, Record] = {
+    kind.name: kind
+    for kind in (
+        ERROR, PLAN, CONVERT, VERIFY, COMPARISON, LOGITS, PARAMETERS, INSPECTION, MAPPINGS, MAPPING, MAPPING_CHECK,
+    )
+}  # fmt: skip
+"""Name of a command to its document; `error` is any command's."""
