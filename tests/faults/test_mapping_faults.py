@@ -78,7 +78,10 @@ def test_file_line_expression_and_caret(tmp_path: Path, capsys: pytest.CaptureFi
 
 FIT_FAULTS: dict[str, tuple[str, str, str]] = {
     "contradicting sizes": (EMBEDDING_AXES, 'axes = "embed vocab -> embed vocab"', "which does not fit"),
-    "other rank": (EMBEDDING_AXES, 'axes = "vocab embed x -> vocab embed x"', "has 2 dimensions, the mapping's"),
+    "other rank": (  # without its role, whose rank is checked when the file is read
+        f'role = "embedding"\n{EMBEDDING_AXES}', 'axes = "vocab embed x -> vocab embed x"',
+        "has 2 dimensions, the mapping's",
+    ),
     "source missing": ("token_emb/weight", "token_embb/weight", "(nearest: model/decoder/emb/token_emb/weight)"),
     "source unmatched": (
         'axlearn = "decoder/output_norm/scale"', 'axlearn = "decoder/output_nrom/scale"',
