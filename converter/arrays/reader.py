@@ -39,15 +39,10 @@ class ArrayReader:
         self._opened = opened if opened is not None or can_decode(array) else open_array(array)
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """Shape of the parts that `read_part` reads."""
-        return self.array.read_chunks
-
-    @property
     def part_memory(self) -> int:
         """Bytes that decoding takes while a part is read, beside those that are kept of it."""
         if self._opened is not None:
-            return math.prod(self.parts) * self.array.item_size * TENSORSTORE_COPIES
+            return math.prod(self.array.read_chunks) * self.array.item_size * TENSORSTORE_COPIES
         return 0 if self._is_streamed else self.array.chunk_bytes
 
     def read(self, box: Box) -> np.ndarray:
@@ -81,10 +76,10 @@ class ArrayReader:
         return self.read(self.array.whole)
 
     def read_part(self, index: tuple[int, ...], wanted: Sequence[Sequence[int]]) -> np.ndarray:
-        """Reads some elements of one part of the array.
+        """Reads some elements of one part of the array; parts have the shape `array.read_chunks`.
 
         Args:
-          index: the part's place in the grid of parts, see `parts`.
+          index: the part's place in the grid of parts.
           wanted: positions in the array along each dimension, ascending, all inside the part.
 
         Raises:
@@ -93,7 +88,7 @@ class ArrayReader:
         if self._opened is not None:
             box = tuple((span[0], span[-1] + 1) for span in wanted)
             return _pick(self._opened.read(box), [[at - span[0] for at in span] for span in wanted])
-        starts = [number * length for number, length in zip(index, self.parts, strict=True)]
+        starts = [number * length for number, length in zip(index, self.array.read_chunks, strict=True)]
         inside = [[at - start for at in span] for span, start in zip(wanted, starts, strict=True)]
         if self._is_streamed:
             return decode_part(self.array, index, inside)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from converter.arrays.array import Array
-from converter.arrays.encoding import FLAT_KEYS, NESTED_KEYS, ZSTD, ChunkKeys, Encoding
+from converter.arrays.encoding import FLAT_KEYS, LEVEL, NESTED_KEYS, ZSTD, ChunkKeys, Encoding
 from converter.dtypes import ITEM_SIZES, NAMES_OF_ZARR2, ZARR2_NAMES
 from converter.errors import SourceError
 
@@ -161,7 +161,7 @@ def _parse_zarr3(metadata: Mapping[str, Any]) -> Encoding:
     return Encoding(
         zarr_format=3,
         order=tuple(names.get("transpose", {}).get("order", ())),
-        compressor={"id": ZSTD, **names[ZSTD]} if ZSTD in names else None,
+        compressor={"id": ZSTD, "level": names[ZSTD].get("level", LEVEL)} if ZSTD in names else None,
         checksum="crc32c" in names,
         keys=ChunkKeys(default.prefix, keys.get("configuration", {}).get("separator", default.separator)),
         inner_chunks=() if shard is None else tuple(shard["chunk_shape"]),

@@ -60,7 +60,7 @@ class View:
     def row_groups(self) -> list[range]:
         """The positions along the first axis, those of one chunk together."""
         low, high = self.box[self.order[0]]
-        length = self.reader.parts[self.order[0]]
+        length = self.array.read_chunks[self.order[0]]
         edges = [low, *range((low // length + 1) * length, high, length), high]
         return [range(a - low, b - low) for a, b in itertools.pairwise(edges)]
 
@@ -68,7 +68,7 @@ class View:
     def memory(self) -> int:
         """Bytes that reading this view block by block takes."""
         decoded = math.prod(
-            min(length, high - low) for length, (low, high) in zip(self.reader.parts, self.box, strict=True)
+            min(length, high - low) for length, (low, high) in zip(self.array.read_chunks, self.box, strict=True)
         )
         return (decoded * 8 + self.reader.part_memory) * IN_FLIGHT
 
@@ -108,10 +108,10 @@ class View:
         wanted = [low + row for row in (range(high - low) if rows is None else rows)]
         grids = [
             range(start // length, -(-stop // length))
-            for (start, stop), length in zip(self.box, self.reader.parts, strict=True)
+            for (start, stop), length in zip(self.box, self.array.read_chunks, strict=True)
         ]
         for chunk in itertools.product(*grids):
-            length = self.reader.parts[first]
+            length = self.array.read_chunks[first]
             here = [row for row in wanted if chunk[first] * length <= row < (chunk[first] + 1) * length]
             if here:
                 yield chunk, here
@@ -119,7 +119,7 @@ class View:
     def _load(self, chunk: tuple[int, ...], rows: list[int]) -> Block:
         first = self.order[0]
         inside: list[Sequence[int]] = []
-        for dim, (index, length, (low, high)) in enumerate(zip(chunk, self.reader.parts, self.box, strict=True)):
+        for dim, (index, length, (low, high)) in enumerate(zip(chunk, self.array.read_chunks, self.box, strict=True)):
             inside.append(rows if dim == first else range(max(low, index * length), min(high, (index + 1) * length)))
         values = self.reader.read_part(chunk, inside)
         kept = values.squeeze(tuple(dim for dim in range(values.ndim) if dim not in self.order))

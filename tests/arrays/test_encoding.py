@@ -1,5 +1,6 @@
 """Array metadata and chunk keys that we write, held against TensorStore: it must read them, and write the same."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from converter.arrays.array import Array
 from converter.arrays.chunk_codec import encode_chunk
 from converter.arrays.encoding import Encoding
-from converter.arrays.zarr import array_metadata
+from converter.arrays.opened import new_context, open_stored_array
+from converter.arrays.zarr import array_metadata, read_array
 from converter.dtypes import ITEM_SIZES, storage_dtype
+from converter.errors import SourceError
 
 KEYS = {
     "zarr2": Encoding.rewritten("zarr2"),
@@ -151,3 +154,27 @@ def test_a_chunk_that_is_not_there_is_missed(name: str, missing: str, tmp_path: 
     os.unlink(tmp_path / missing)
     with pytest.raises(ValueError, match="missing"):
         opened(tmp_path, encoding).read().result()
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("shape", [(), (5,), (6, 4)])
+def test_what_is_written_is_parsed_as_it_was(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    encoding = KEYS[name]
+    chunks = tuple(-(-length // 2) for length in shape)
+    array = Array(path="w", dtype="bfloat16", shape=shape, chunks=chunks, encoding=encoding, directory=str(tmp_path))
+    (tmp_path / encoding.metadata_name).write_text(json.dumps(array_metadata(array)))
+    found = read_array("w", str(tmp_path), encoding.zarr_format)
+    # zarr v2's checksum is in the chunks; its metadata does not say so.
+    assert found == dataclasses.replace(array, encoding=dataclasses.replace(encoding, checksum=encoding.crc32c))
+    place = {"directory": str(tmp_path), "database_key": None, "zarr_format": encoding.zarr_format}
+    assert open_stored_array("w", **place, context=new_context(), error=SourceError).array == found
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "{", '{"data_type": "int8", "shape": 3}', '{"data_type": 1, "codecs": 1}']
+)
+def test_a_damaged_zarr3_document_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text(content)
+    with pytest.raises(SourceError) as caught:
+        read_array("a/b", str(tmp_path), 3)
+    assert caught.value.message.startswith(f"a/b: {tmp_path / 'zarr.json'}")
