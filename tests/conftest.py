@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,10 @@ from converter.storage import STORAGES
 from tests.helpers import environments
 from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
+
+# A shell without job control lets what it starts in the background ignore SIGINT, and so would the processes of tests.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: the machine that runs this may be busy. The same examples each time: a failure is never luck.
 settings.register_profile("suite", deadline=None, derandomize=True)
