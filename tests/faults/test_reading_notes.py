@@ -238,7 +238,7 @@ def test_settings_of_a_compressor_that_do_not_matter_for_reading(
     for path in tensors:
         edit(source / "gda" / path / ".zarray", compressor=COMPRESSORS[kind])
     said(capsys, "convert", "-q", source, tmp_path / "out")
-    assert "0 findings" in said(capsys, "verify", "-q", source, tmp_path / "out")
+    assert "0 findings" in said(capsys, "verify", source, tmp_path / "out")
     open_model(str(source))
 
 
@@ -260,7 +260,7 @@ def test_other_compressors_with_settings_of_their_own(
     stored = json.loads((place / ".zarray").read_text())["compressor"]
     edit(place / ".zarray", compressor={**stored, "typesize": 4})
     said(capsys, "convert", "-q", source, tmp_path / "out")
-    assert "0 findings" in said(capsys, "verify", "-q", source, tmp_path / "out")
+    assert "0 findings" in said(capsys, "verify", source, tmp_path / "out")
 
 
 def test_an_unknown_compressor_is_one_line(tmp_path: Path, cli: Cli) -> None:

@@ -92,7 +92,7 @@ def test_maxtext_reads_the_values_back(maxtext_python: str, converted: Callable[
 ])  # fmt: skip
 def test_the_exact_way_comes_first(name: str, options: tuple[str, ...], exact: bool, cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = cli("convert", AXLEARN / name, out, "--untie", "-q", *options)
+    done = cli("convert", AXLEARN / name, out, "--untie", *options)
     assert done.code == 0, done.err
     stock, patched = train_command(str(out)), train_command(str(out), patched=True)
     if exact:  # fitted scales are not for the patch
