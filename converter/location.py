@@ -63,7 +63,7 @@ def locate(text: str, error: type[Ax2mtError]) -> Location:
         if path.startswith("~"):
             raise error(f"{text}: no such user; write ./{text} for a name that begins with '~'")
     if "\0" in path:
-        raise error(f"{text}: invalid path: it holds a zero byte")
+        raise error(f"{text}: invalid path: it contains a zero byte")
     if not os.path.isabs(path):
         path = os.path.join(_current_directory(text), path)
     # Only the file system knows where `..` leads from a symbolic link; "/." makes a `..` at the end one in the middle.
@@ -110,9 +110,9 @@ def check_committable(path: str, error: type[Ax2mtError]) -> None:
     problem = unreadable_name(path)
     root = next((root for root in _EPATH_ROOTS if f"{path}/".startswith(root)), None)
     if not problem and root:
-        problem = f"Orbax takes a path that begins with {root} for {root[1:-1]}://"
+        problem = f"Orbax reads a path that begins with {root} as {root[1:-1]}://"
     if not problem and _GCS_PREFIX in f"{path}/":
-        problem = f"Orbax takes {_GCS_PREFIX} inside a path for gs://"
+        problem = f"Orbax takes {_GCS_PREFIX} inside a path as gs://"
     if problem:
         raise error(f"{path}: {problem}, and could not open a checkpoint there; give another name")
 
@@ -124,7 +124,7 @@ def unreadable_name(path: str) -> str:
     except UnicodeEncodeError:
         return "the name is not valid UTF-8, which TensorStore and Orbax need"
     if "\\" in path:
-        return r"TensorStore takes a backslash '\' in a name for '/'"
+        return r"TensorStore reads a backslash '\\' in a name as '/' '\' in a name for '/'"
     if any(part.endswith(_LOCK) for part in path.split("/")):
         return f"TensorStore keeps names that end in '{_LOCK}' to itself"
     return ""

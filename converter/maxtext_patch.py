@@ -151,7 +151,7 @@ def _version() -> str:
     numbers = re.match(r"\d+(\.\d+)*", version)
     parsed = tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
     if not VERSIONS[0] <= parsed < VERSIONS[1]:
-        raise PatchError(f"MaxText {version} is installed; the patch is for 0.2.5 up to, not including, 0.3")
+        raise PatchError(f"MaxText {version} is installed; the patch supports 0.2.5 up to, but not including, 0.3")
     return version
 
 

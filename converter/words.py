@@ -31,11 +31,11 @@ def parse_size(text: str) -> int:
     """Bytes from a text such as `512MiB`, `1GiB`, `2G` or `1000000`; units are powers of 1024.
 
     Raises:
-      UsageError: the text is no size.
+      UsageError: the text is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{text!r} is no size; expected something like 512MiB or 2GiB")
+        raise UsageError(f"invalid size {text!r}: expected a number with a unit, such as 512MiB")
     return int(float(match[1]) * (1 << (10 * "KMGT".find(match[2].upper()) + 10 if match[2] else 0)))
 
 

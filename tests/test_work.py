@@ -122,7 +122,7 @@ def test_sizes(text: str) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
-    assert caught.value.message == f"{text!r} is no size; expected something like 512MiB or 2GiB"
+    assert caught.value.message == f"invalid size {text!r}: expected a number with a unit, such as 512MiB"
 
 
 SHOWN = {

@@ -155,7 +155,7 @@ class LeafStore:
     def _make_parents(self, path: str) -> None:
         """Nested keys have directories of their own.
 
-        The leaf's own is never made anew: had it vanished, then so had the chunks that were in it.
+        The leaf's own is never created again: had it been removed, then so had the chunks that were in it.
         """
         parent = os.path.dirname(path)
         if parent != self._chunk_directory and self._storage.is_directory(self._chunk_directory):

@@ -1,7 +1,7 @@
 """zarr metadata, versions 2 and 3: what we read of it, and what we write.
 
 TensorStore reads a missing chunk as zeros without a word, and a directory or a dangling link in a chunk's place just
-so. So the files are held against the chunk grid before any work (see `audit`), and arrays are opened with
+so. So the files are compared with the chunk grid before any work (see `audit`), and arrays are opened with
 `fill_missing_data_reads: false` (see `opened`).
 """
 
@@ -44,7 +44,7 @@ def read_array(path: str, directory: str, zarr_format: int = 2) -> Array:
     file = os.path.join(directory, ".zarray" if zarr_format == 2 else "zarr.json")
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
-            raise SourceError(f"{path}: {file} is no regular file")
+            raise SourceError(f"{path}: {file} is not a regular file")
         with open(file, "rb") as stream:
             data = stream.read(MAX_METADATA_BYTES + 1)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_array(path: str, directory: str, zarr_format: int = 2) -> Array:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: {file} is no valid JSON: {error}") from None
+        raise SourceError(f"{path}: {file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise SourceError(f"{path}: {file}: expected a JSON object")
     if zarr_format == 2:

@@ -74,7 +74,7 @@ class FrameCheck:
             frame_header(self._held, self._content_size, self._where)
         size = self._position
         if not self._ended:
-            raise SourceError(f"{self._where}: truncated: the zstd frame goes on past the file's {size} bytes")
+            raise SourceError(f"{self._where}: truncated: the zstd frame continues past the file's {size} bytes")
         if self._next != size:
             what = "truncated" if self._next > size else "followed by other bytes"
             raise SourceError(f"{self._where}: {what}: the zstd frame has {self._next} bytes, the file {size}")

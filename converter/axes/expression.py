@@ -188,7 +188,7 @@ def _branch(source: int, target: int, source_tensor: Tensor, target_tensor: Tens
     if left != right:
         only = [f"{factor!s} (only on the left)" for factor in left if factor not in right]
         only += [f"{factor!s} (only on the right)" for factor in right if factor not in left]
-        raise ValueError("each axis must stand on both sides: " + ", ".join(only))
+        raise ValueError("each axis must be on both sides: " + ", ".join(only))
     return branch
 
 
@@ -260,7 +260,7 @@ class _Parser:
     def _factor(self) -> Factor:
         kind, value, _ = self.tokens[0]
         if kind == "number" and (len(value) > 9 or int(value) == 0):
-            self._fail("a fixed size lies between 1 and 999999999")
+            self._fail("a fixed size must be between 1 and 999999999")
         self.tokens.pop(0)
         return int(value) if kind == "number" else value
 

@@ -85,7 +85,7 @@ def solve_sizes(facts: Iterable[ShapeFact]) -> dict[str, int]:
         raise MappingError("the sizes of the checkpoint's tensors contradict the mapping", problems)
     if pending:
         raise MappingError(
-            "the checkpoint's shapes leave the size of an axis open",
+            "the checkpoint's shapes do not determine the size of an axis",
             [f"{e.fact.name}: {', '.join(e.unknowns(sizes))} in {e.dim} = {e.length}" for e in pending],
         )
     return sizes
@@ -135,5 +135,5 @@ def _equations(facts: Iterable[ShapeFact]) -> list[_Equation]:
             )
         equations.extend(_Equation(fact, index) for index in range(min(len(fact.axes), len(fact.shape))))
     if problems:
-        raise MappingError("tensors with another number of dimensions than the mapping says", problems)
+        raise MappingError("tensors whose number of dimensions differs from the mapping's", problems)
     return equations

@@ -53,7 +53,7 @@ class Checkpoint:
       directory: the step directory.
       step: the training step, from the index.
       tensors: every tensor of the index, by path.
-      others: paths of index entries that are no tensors (iterator states).
+      others: paths of index entries that are not tensors (iterator states).
       notes: what is worth knowing about the choice of this step, one line each.
     """
 
@@ -177,7 +177,7 @@ def _read_index(file: str) -> list[object]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{file}: no valid JSON: {error}") from None
+        raise SourceError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(content, list):
         raise SourceError(f"{file}: expected a JSON list, found {_short(content)}")
     return content
@@ -220,7 +220,7 @@ def _nested(file: str, tensors: Mapping[str, IndexEntry]) -> Iterator[tuple[str,
     # Sorted part by part, all that lies inside a tensor follows it at once.
     for parts in sorted(path.split("/") for path in tensors):
         if outer is not None and parts[: len(outer)] == outer:
-            problem = f"{file}: {'/'.join(parts)} lies inside the tensor {'/'.join(outer)}"
+            problem = f"{file}: {'/'.join(parts)} is inside the tensor {'/'.join(outer)}"
             yield "/".join(parts), problem
             yield "/".join(outer), problem
         else:

@@ -1,4 +1,4 @@
-"""The command lines to go on in MaxText from a converted checkpoint, to be pasted into a shell.
+"""The command lines to continue training in MaxText from a converted checkpoint, to be pasted into a shell.
 
 Facts about MaxText 0.2.5. It takes `KEY=VALUE` arguments through OmegaConf.from_cli: each value is parsed as YAML, and
 `${...}` in it is an interpolation. Without `dataset_type` it trains on random tokens and ignores every path of data;

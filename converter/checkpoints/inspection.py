@@ -1,4 +1,7 @@
-"""Says what a path is. Never fails on what it finds: what cannot be read is reported as such, and work is bounded."""
+"""Identifies a checkpoint and lists its contents.
+
+Never fails on what it finds: what cannot be read is reported as such, and work is bounded.
+"""
 
 import os
 import stat

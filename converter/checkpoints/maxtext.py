@@ -153,7 +153,7 @@ def read_target(items: str) -> Target:
                 leaves[".".join(parts)] = "/".join(parts)
         use_ocdbt, use_zarr3 = bool(tree["use_ocdbt"]), bool(tree.get("use_zarr3", False))
     except (KeyError, TypeError, AttributeError):
-        raise VerificationError(f"{items}/_METADATA: damaged, it is no tree description of Orbax") from None
+        raise VerificationError(f"{items}/_METADATA: damaged: expected Orbax's tree metadata") from None
     problems = [
         f"{os.path.join(place, MARKER)} is missing: an object store takes the checkpoint for unfinished"
         for place in (step_directory, items)
@@ -182,7 +182,7 @@ def read_json(path: str) -> Any:
             raise ValueError("larger than any metadata")
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise VerificationError(f"{path}: damaged, no valid JSON: {str(error)[:200]}") from None
+        raise VerificationError(f"{path}: damaged, not valid JSON: {str(error)[:200]}") from None
 
 
 def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

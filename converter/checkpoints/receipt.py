@@ -149,7 +149,7 @@ def write_receipt(directory: str, origin: Origin) -> str:
 
 
 def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
-    """Holds every file that is no array chunk against the receipt.
+    """Checks every file other than array chunks against the receipt.
 
     Args:
       directory: the checkpoint, the directory above its steps.
@@ -194,7 +194,7 @@ def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
         document.pop("digest")
         intact = data == _render(document) and isinstance(document["files"], dict)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        return None, "is damaged: it is no receipt"
+        return None, "is damaged: expected a receipt of ax2mt"
     if not intact:
         return None, "is damaged: it differs from its own digest"
     return document, ""

@@ -50,7 +50,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-mappings_app = typer.Typer(help="Looks at mapping tables.", invoke_without_command=True, rich_markup_mode=None)
+mappings_app = typer.Typer(
+    help="List, show and check mapping tables.", invoke_without_command=True, rich_markup_mode=None
+)
 app.add_typer(mappings_app, name="mappings")
 command = partial(app.command, cls=Command)
 mappings_command = partial(mappings_app.command, cls=Command)
@@ -73,7 +75,7 @@ def convert(
     settings: SetOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted conversion.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Decode also chunks that are only passed through.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also decode the chunks that are passed through.")] = False,
     qk_norm: QkNormOption = "plain",
     require_exact: Annotated[
         bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
@@ -176,7 +178,7 @@ def params(
 @command()
 def inspect(
     context: typer.Context,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Anything.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Any file or directory.")],
 ) -> None:
     """Identify a checkpoint and list its contents."""
     from converter.report.documents import INSPECTION
@@ -321,7 +323,7 @@ def run(arguments: list[str], invocation: Invocation | None = None) -> int:
         return _report_interrupt(invocation)
     except MemoryError as error:
         why = f" ({error})" if str(error) else ""
-        text = f"out of memory{why}; give more of it, or a smaller --max-memory"
+        text = f"out of memory{why}; give the job more memory, or lower --max-memory"
         return report_error(invocation, "resources", f"{text}{_again(invocation)}", (), ResourceError("").exit_code)
     except Exception as error:
         if interrupts.seen:

@@ -19,7 +19,7 @@ MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help=
 StoreOption = Annotated[
     Store, typer.Option("--store", help="Plain files, one OCDBT database, or zarr2 files for old readers.")
 ]
-RewriteOption = Annotated[bool, typer.Option("--rewrite", help="Decode and encode every chunk, pass none through.")]
+RewriteOption = Annotated[bool, typer.Option("--rewrite", help="Decode and encode every chunk; pass none through.")]
 LinkOption = Annotated[bool, typer.Option("--link", help="Hard-link chunks instead of copying: no checksums.")]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=MAX_JOBS, help="Blocks in flight, as memory allows.")]
 QkNormOption = Annotated[

@@ -20,7 +20,9 @@ from converter.errors import UsageError
 
 def verify(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="SRC|DST", help="The source; or alone, the checkpoint itself.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC|DST", help="The source; if given alone, the checkpoint itself.")
+    ],
     destination: Annotated[str | None, typer.Argument(metavar="[DST]", help="The MaxText checkpoint.")] = None,
     step: StepOption = None,
     mapping: MappingOption = None,
@@ -31,7 +33,7 @@ def verify(
     ] = None,
     jobs: JobsOption = 2,
     compare_logits: Annotated[
-        bool, typer.Option("--logits", help="Compare what both models compute, not their bits.")
+        bool, typer.Option("--logits", help="Compare the models' logits instead of the bits.")
     ] = False,
     tokens: TokensOption = None,
     settings: WhatIfOption = None,
@@ -41,7 +43,7 @@ def verify(
         float | None, typer.Option("--max-difference", min=0, help="Largest absolute difference allowed.")
     ] = None,
     min_top1: Annotated[
-        float, typer.Option("--min-top1", min=0, max=1, help="Least share of tokens with the same top-1.")
+        float, typer.Option("--min-top1", min=0, max=1, help="Smallest allowed share of tokens with the same top-1.")
     ] = 0.0,
     explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Look for the cause of a difference.")] = True,
 ) -> None:
@@ -68,7 +70,7 @@ def verify(
         fail_unless(result.ok, context, f"{result.destination}: verification failed with {count} findings")
         return
     if destination is None or (dtype, sample) != (None, None):
-        raise UsageError("--logits compares two checkpoints whole: verify SRC DST --logits, no --dtype or --sample")
+        raise UsageError("--logits compares two complete checkpoints: verify SRC DST --logits, no --dtype or --sample")
     compared = api.compare_logits(
         source,
         destination,

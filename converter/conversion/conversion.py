@@ -39,7 +39,7 @@ class Request:
       settings: `KEY=VALUE` changes of the MaxText configuration.
       jobs: blocks in flight.
       overwrite: replace a checkpoint that is there.
-      fresh: do not go on with an interrupted run.
+      fresh: discard the work of an interrupted run.
       check: decode every chunk, also those that are passed through as they are.
       require_exact: refuse weights that stock MaxText cannot compute exactly with.
     """

@@ -56,7 +56,7 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     if not storage.exists(target):
         return target
     if not storage.is_directory(target):
-        raise DestinationError(f"{target}: exists and is no directory; give a new directory")
+        raise DestinationError(f"{target}: exists but is not a directory; give a new directory")
     try:
         names = without_litter(storage.names(target))
     except OSError as error:

@@ -41,7 +41,7 @@ class Result:
       destination: absolute path of the checkpoint.
       mismatches: the q/k norm pairs of every layer.
       written: what the engine did.
-      resumed: whether it went on with an interrupted run.
+      resumed: whether it resumed an interrupted run.
       seconds: wall time.
       peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
@@ -74,11 +74,11 @@ class Result:
 
 
 def convert(request: Request, progress: Progress, committer: Committer | None = None) -> Result:
-    """Converts a checkpoint, or goes on with an interrupted conversion.
+    """Converts a checkpoint, or resumes an interrupted one.
 
     Args:
       request: what is wanted.
-      progress: told of what is done.
+      progress: notified of finished work.
       committer: one that was started before; None for a new one.
 
     Raises:
@@ -121,7 +121,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
 
 
 def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Committer) -> tuple[Written, bool, str]:
-    """Does the work; the stage stays where the same command can go on later, and goes away otherwise."""
+    """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan, destination = conversion.plan, conversion.destination
     stage = Stage(destination, plan.options.store, plan.leaves)
     try:
@@ -154,7 +154,7 @@ def _check_destination(conversion: Conversion) -> None:
 
 
 def _is_of_use(error: BaseException, conversion: Conversion) -> bool:
-    """Whether another run can go on after an error: always, unless the source is not what it was.
+    """Whether another run can resume after an error: always, unless the source is not what it was.
 
     Who interrupts us does not wait until thousands of files are looked at: the next run sees what has changed.
     """

@@ -2,7 +2,7 @@
 
 The stage is a directory beside the destination, on the same file system, so that finished leaves can be linked into
 place and the finished checkpoint renamed. Nothing in it can be taken for a checkpoint. It outlives an interrupted run:
-its journal, a file beside it, says what was being made of what, and the next run of the same conversion goes on in it.
+its journal, a file beside it, says what was being made of what, and the next run of the same conversion resumes in it.
 The journal goes last, so that a run can be killed at any moment, while it tidies up too.
 """
 
@@ -56,7 +56,9 @@ class Stage:
             # The destination itself may be writable: one that its parent's owner made for us.
             below = self.storage.is_directory(destination) and self.storage.is_writable(destination)
             advice = (
-                f"; the work area lies beside the destination: give a directory below {destination}" if below else ""
+                f"; the work area is created beside the destination: give a directory below {destination}"
+                if below
+                else ""
             )
             raise DestinationError(f"{self.root}: cannot be created: {error.strerror}{advice}") from None
         if not self._lock.is_in_place():
@@ -64,7 +66,7 @@ class Stage:
             raise self._is_taken()
 
     def begin(self, conversion: Mapping[str, Any], *, fresh: bool) -> None:
-        """Goes on with an interrupted run of the same conversion, or starts a new one.
+        """Resumes an interrupted run of the same conversion, or starts a new one.
 
         Args:
           conversion: all that decides over the result, as JSON values.
@@ -138,13 +140,13 @@ class Stage:
           DestinationError: something else removed files of the work area while we worked.
         """
         if not self._lock.is_in_place():
-            raise DestinationError(f"{self.root}: vanished while we worked in it; run the same command again")
+            raise DestinationError(f"{self.root}: was removed while the conversion ran; run the same command again")
         for leaf in leaves:
             missing = (self._stores.get(leaf.path) or self.open_leaf(leaf)).missing_files()
             if missing:
                 raise DestinationError(
-                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} vanished while we worked; "
-                    "run the same command again to resume"
+                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} were removed while the conversion ran; run "
+                    "the same command again to resume"
                 )
 
     def _is_taken(self) -> DestinationError:

@@ -145,7 +145,7 @@ def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTabl
     raise MappingError(
         f"{target.root}: no mapping has its leaves (compared: {', '.join(misfits) or 'none'}); "
         "pass the table that it was converted with as --mapping FILE",
-        [f"{nearest}: no row leads to {path}" for path in misfits.get(nearest, [])[:20]],
+        [f"{nearest}: no row produces {path}" for path in misfits.get(nearest, [])[:20]],
     )
 
 

@@ -143,7 +143,7 @@ def open_pair(
     problems = _unlike(first.weights, second.weights)
     if problems:
         raise VerificationError(
-            f"{destination}: not a conversion of {source}, its tensors make another model", problems
+            f"{destination}: not a conversion of {source}: its tensors form another model", problems
         )
     return first, second
 

@@ -205,7 +205,7 @@ def _load(file: str) -> dict[str, Any]:
     except OSError as error:
         raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise SourceError(f"{file}: no valid YAML: {error}") from None
+        raise SourceError(f"{file}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise SourceError(f"{os.path.abspath(file)}: expected a mapping of keys to values")
     found = {key: content[key] for key in (*STOCK_KEYS, *ONLY) if key in content}

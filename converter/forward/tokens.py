@@ -75,7 +75,7 @@ def _tokens(sequences: Sequence[np.ndarray], vocabulary: int, origin: str) -> To
         raise UsageError(f"--tokens {origin}: holds an empty sequence, or none")
     ids = np.concatenate(sequences)
     if len(ids) > MAX_TOKENS:
-        raise UsageError(f"--tokens {origin}: {len(ids)} tokens, at most {MAX_TOKENS} are taken")
+        raise UsageError(f"--tokens {origin}: {len(ids)} tokens, expected at most {MAX_TOKENS}")
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise UsageError(f"--tokens {origin}: ids from {ids.min()} to {ids.max()}; the vocabulary has {vocabulary}")
     edges = np.cumsum([0, *map(len, sequences)])
@@ -90,7 +90,7 @@ def _read_npz(file: str, place: str) -> list[np.ndarray]:
         with np.load(place, allow_pickle=False) as content:
             ids = content.get("input_ids", None)
     except (ValueError, zipfile.BadZipFile) as error:
-        raise UsageError(f"--tokens {file}: no .npz file: {error}") from None
+        raise UsageError(f"--tokens {file}: not an .npz file: {error}") from None
     if ids is None or ids.ndim != 2 or ids.dtype.kind not in "iu":
         raise UsageError(f"--tokens {file}: expected integers input_ids [sequences, positions]")
     return list(ids.astype(np.int64))
@@ -108,7 +108,7 @@ def _read_lines(file: str, place: str) -> list[np.ndarray]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            raise UsageError(f"--tokens {file}, line {number}: no valid JSON") from None
+            raise UsageError(f"--tokens {file}, line {number}: not valid JSON") from None
         if isinstance(value, dict):
             value = value.get("tokens", value.get("input_ids"))
         if not isinstance(value, list) or not all(type(item) is int and abs(item) < 2**31 for item in value):

@@ -66,7 +66,7 @@ class Weights:
         if not self.layers:
             problems.append("there are no layers")
         if problems:
-            raise SourceError(f"{self.path}: these tensors make no decoder", problems)
+            raise SourceError(f"{self.path}: these tensors do not form a decoder", problems)
         for number, layer in enumerate(self.layers):
             missing = [name for name in REQUIRED if name not in layer]
             experts = "expert_wi_0" in layer
@@ -78,7 +78,7 @@ class Weights:
             if not missing:
                 problems += [f"layer {number}: {text}" for text in _shape_problems(layer, self.width)]
         if problems:
-            raise SourceError(f"{self.path}: these tensors make no decoder", problems[:20])
+            raise SourceError(f"{self.path}: these tensors do not form a decoder", problems[:20])
 
 
 def layer_view(reader: ArrayReader, axis: int | None, repeat: int, order: tuple[int, ...] | None = None) -> View:
@@ -132,5 +132,5 @@ def _shape_problems(layer: Mapping[str, View], width: int) -> list[str]:
         if name in shapes and shapes[name] != shape
     ]
     if not found and (kv_heads == 0 or heads % kv_heads):
-        found.append(f"{heads} query heads do not share {kv_heads} key heads evenly")
+        found.append(f"{heads} query heads cannot be divided evenly among {kv_heads} key heads evenly")
     return found

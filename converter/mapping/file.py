@@ -83,7 +83,7 @@ def parse_mapping(text: str, path: str) -> MappingTable:
     try:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise MappingError(f"mapping file {path} is no valid TOML: {error}") from None
+        raise MappingError(f"mapping file {path} is not valid TOML: {error}") from None
     toml = TomlText(text, path)
     table = _read_table(toml, content, hashlib.sha256(text.encode()).hexdigest())
     if table is not None:

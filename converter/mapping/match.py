@@ -340,4 +340,4 @@ def _check_tree(targets: Sequence[str], problems: list[str]) -> None:
     """A leaf cannot hold another one."""
     for outer, inner in itertools.pairwise(sorted(path.split("/") for path in set(targets))):
         if inner[: len(outer)] == outer:
-            problems.append(f"target {'/'.join(inner)} lies inside the target {'/'.join(outer)}")
+            problems.append(f"target {'/'.join(inner)} is inside the target {'/'.join(outer)}")

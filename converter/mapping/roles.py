@@ -1,4 +1,4 @@
-"""The parts that a decoder is made of: what a mapping table says of a tensor, so that no tensor's name stands in code.
+"""The parts that a decoder is made of: what a mapping table says of a tensor, so that no tensor name is in the code.
 
 A row of a table names the role of each of its MaxText tensors. The forward pass, the check of q/k norm scales and the
 parameter report find their tensors by these roles, in the axis order that MaxText has them in:

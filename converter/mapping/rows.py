@@ -46,9 +46,9 @@ def read_tree(section: Section) -> TreeLayout:
             section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
         fields = set(re.findall(r"\{(\w*)\}", path))
         if axis is None and fields != {"layer"}:
-            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must stand in {path!r}", "layers")
+            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must be in {path!r}", "layers")
         if axis is not None and not fields <= {"block"}:
-            section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} can stand there", "layers")
+            section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} is allowed there", "layers")
         if section.name == "maxtext":
             _target_path(section, path.strip("/"), "layers")
         layers.append(LayerLayout(name, path.strip("/"), axis))
@@ -227,7 +227,9 @@ def _check_constant(section: Section, key: str, value: object) -> None:
 def _target_path(section: Section, path: str, key: str) -> None:
     """A target's path becomes a name on disk: nothing in it may lead elsewhere."""
     if not all(_PATH_PART.fullmatch(part) for part in path.split("/")):
-        section.fail(f"{key}: {path[:200]!r} is no path; expected words of letters, digits, _ and - joined by /", key)
+        section.fail(
+            f"{key}: {path[:200]!r} is not a path; expected words of letters, digits, _ and - joined by /", key
+        )
 
 
 def _is_constant(value: object) -> bool:

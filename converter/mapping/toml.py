@@ -88,7 +88,7 @@ class Section:
         raise Fault
 
     def complain(self, reason: str, key: str = "", details: Iterable[str] = ()) -> None:
-        """Adds a problem, and goes on."""
+        """Records a problem and continues."""
         self.toml.complain(self.toml.line_of(self.name, self.index, key), reason, details)
 
     def take(self, key: str, kind: type | tuple[type, ...], what: str, default: Any = None) -> Any:

@@ -82,7 +82,7 @@ class ParameterReport:
       destination: the checkpoint that was looked at; empty without one.
       table: name of the mapping.
       rows: grouped and in the order of the model.
-      extra: leaves of the checkpoint that no row leads to, with their shapes.
+      extra: leaves of the checkpoint that no row produces, with their shapes.
       experts: number of experts; 0 without any.
       experts_per_token: experts that each token is sent to.
       notes: what the user has to know about the source, one line each.
@@ -195,7 +195,7 @@ def make_report(request: ParameterRequest) -> ParameterReport:
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
-    """The shapes of a checkpoint's weights; leaves that no row leads to count only below the weights' prefix."""
+    """The shapes of a checkpoint's weights; leaves that no row produces count only below the weights' prefix."""
     weights = match.table.maxtext.prefix + "/"
     return {path: target.open(path).array.shape for path in target.keys if path.startswith(weights)}
 

@@ -94,7 +94,7 @@ class Plan:
       dropped: reason to the tensors left behind for it, as (path, elements); None for elements that the index does not
         tell.
       notes: what the user has to know about what is converted, one line each.
-      others: index entries that are no tensors.
+      others: index entries that are not tensors.
       sizes: the solved axis sizes.
       config: MaxText's model configuration.
       settings: its keys that the user set.

@@ -449,7 +449,7 @@ PARAMETERS = Record(
             ),
             "in the order of the model",
         ),
-        Field("extra", items(record(*SHAPED)), "leaves that no row leads to", lambda r: list(r.extra.items())),
+        Field("extra", items(record(*SHAPED)), "leaves that no row produces", lambda r: list(r.extra.items())),
         NOTES,
     ),
 )  # fmt: skip

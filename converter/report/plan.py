@@ -67,7 +67,7 @@ def print_totals(plan: Plan, console: Console) -> None:
         rows.append(("set", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
     rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
     if plan.others:
-        rows.append(("left behind", f"entries that are no tensors: {', '.join(map(printable, plan.others))}"))
+        rows.append(("left behind", f"entries that are not tensors: {', '.join(map(printable, plan.others))}"))
     rows += [("note", printable(note)) for note in plan.notes]
     for name, text in rows:
         console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
@@ -120,9 +120,9 @@ def print_result(result: "Result", console: Console) -> None:
 def _print_commands(result: "Result", console: Console) -> None:
     """What to paste. The exact command comes first; a command that trains on random data is none."""
     if result.command == result.stock_command:
-        console.print(f"To go on in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
+        console.print(f"To continue in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     else:
-        console.print("To go on in MaxText exactly, with ax2mt installed beside it (docs/maxtext.md):")
+        console.print("To continue in MaxText exactly, with ax2mt installed beside it (docs/maxtext.md):")
     console.print(result.command, soft_wrap=True)
     if result.command != result.stock_command:
         console.print()

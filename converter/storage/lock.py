@@ -40,7 +40,7 @@ class FileLock:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether the locked file is still the one at the path: what was removed and made anew is not ours."""
+        """Whether the locked file is still the one at the path: one that was created again is not ours."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptors[0]))
         except OSError:

@@ -200,7 +200,7 @@ def _mount_below(directory: str) -> str | None:
 
 def _advice(error: OSError, *, empty: bool) -> str:
     if error.errno == errno.EXDEV and not empty:
-        return "it lies in a lower layer of an overlay file system; give another directory, or remove it first"
+        return "it is in a lower layer of an overlay file system; give another directory, or remove it first"
     if error.errno == errno.EXDEV:
         return "a quota or a mount of its own sets it apart from its parent; give a directory below it"
     return "give another directory"

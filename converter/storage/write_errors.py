@@ -9,7 +9,7 @@ def write_error(path: str, error: OSError) -> DestinationError:
     """What the system says about a failed write, with the room that is left."""
     if error.errno == errno.ENOENT:
         return DestinationError(
-            f"{path}: cannot be written: its directory vanished while we worked; run the same command"
+            f"{path}: cannot be written: its directory were removed while the conversion ran; run the same command"
         )
     return DestinationError(f"{path}: cannot be written: {error.strerror or error}{free_text(path)}")
 

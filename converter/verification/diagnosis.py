@@ -65,7 +65,7 @@ class Diagnostician:
                 own = cast_exactly(self._expected(own_task, own_number), found.dtype)
                 if _same(self.arrays[other].read(self.arrays[other].array.whole), own):
                     swapped = "; the two are swapped"
-                return f"equal to what belongs in {other}{swapped}"
+                return f"equal to the expected values of {other}{swapped}"
         return ""
 
 

@@ -41,7 +41,7 @@ MAX_LITTER = 10
 def verify_digests(
     destination: str, progress: Progress, *, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
 ) -> Verification:
-    """Decodes every chunk of a checkpoint and holds leaves and files against what was recorded when it was written.
+    """Decodes every chunk of a checkpoint and checks leaves and files against the digests written by `convert`.
 
     Args:
       destination: the checkpoint: the directory above its steps, a step, or its arrays.
@@ -61,7 +61,7 @@ def verify_digests(
     records = read_records(target.custom)
     receipt, _ = read_receipt(target.root)
     if records is None and receipt is None:
-        raise VerificationError(f"{target.root}: holds no digests of ax2mt; give the source too: verify SRC DST")
+        raise VerificationError(f"{target.root}: has no ax2mt digests; give the source too: verify SRC DST")
     run = _Run(target, records, progress, max_memory)
     try:
         run.decode(jobs)
@@ -110,7 +110,7 @@ def _lost_digests(target: Target, findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a checkpoint without digests: first that they are gone, which is the cause of others."""
     file = os.path.join(target.step_directory, CUSTOM_METADATA)
     place = os.path.relpath(file, target.root)
-    what = "is missing" if not os.path.lexists(file) else "is damaged, or was replaced: it holds no digests of ax2mt"
+    what = "is missing" if not os.path.lexists(file) else "is damaged or was replaced: it has no ax2mt digests"
     cause = (
         f"{what}; chunks were decoded, but their values could not be checked: restore the file from a copy, or compare "
         "with the source: verify SRC DST"
@@ -146,7 +146,7 @@ class _Run:
                 continue
             count = math.prod(opened.array.grid)
             if count > 1 << 32:
-                self.broken[key] = f"has {count} chunks, which no checkpoint has; its metadata is damaged"
+                self.broken[key] = f"has {count} chunks, which is too many for any checkpoint; its metadata is damaged"
                 continue
             self.opened[key] = opened
             self.digests[key] = {}
@@ -157,7 +157,7 @@ class _Run:
         """What could not be held against anything, and what is not part of the checkpoint."""
         notes: list[str] = []
         linked = sum(record["kind"] == NO_DIGEST for record in self.records.values())
-        text = "leaves were linked to the source and have no digest; all that is known is that they can be decoded"
+        text = "leaves were linked to the source and have no digest; it was only checked that they can be decoded"
         if linked:
             notes.append(f"{linked} {text}")
         litter = find_litter(self.target.root, MAX_LITTER + 1)
@@ -184,9 +184,9 @@ class _Run:
             if record is None:
                 result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))
             elif record["kind"] != NO_DIGEST and stored_record(chunks) != record:
-                result.append(Finding("digest", names[key], "holds other values than were written"))
+                result.append(Finding("digest", names[key], "holds values other than those written by convert"))
         return result + [
-            Finding("coverage", names[key], f"{text} is no chunk of this array") for key, text in self._strays()
+            Finding("coverage", names[key], f"{text} is not a chunk of this array") for key, text in self._strays()
         ]
 
     def _strays(self) -> Iterator[tuple[str, str]]:

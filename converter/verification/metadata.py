@@ -26,7 +26,7 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
     found = target.custom.get("scan_layers")
     if target.custom and (not isinstance(found, bool) or (scan_layers is not None and found != scan_layers)):
         expected = "true or false" if scan_layers is None else str(scan_layers).lower()
-        text = f"custom_metadata.scan_layers is {_json(found)}, expected {expected}; MaxText goes by it"
+        text = f"custom_metadata.scan_layers is {_json(found)}, expected {expected}; MaxText relies on it"
         findings.append(Finding("scan_layers", "_CHECKPOINT_METADATA", text))
     return findings
 
@@ -47,7 +47,7 @@ def config_findings(
     """
     found, problem = _read_config(target.root)
     if found is None:
-        missing = f"{CONFIG_NAME}: not there, so the model configuration was not checked"
+        missing = f"{CONFIG_NAME}: missing, so the model configuration was not checked"
         return ([_config_finding(problem)], []) if problem else ([], [missing])
     open_keys = training_keys(table)
     if not is_recorded(target.custom):  # what a user set then is not known
@@ -93,7 +93,7 @@ def _read_config(root: str) -> tuple[Mapping[str, Any] | None, str]:
         return None, f"cannot be read: {error.strerror}"
     except ValueError as error:
         return None, f"is not valid YAML: {error}"
-    return (found, "") if isinstance(found, dict) else (None, "does not hold keys and values")
+    return (found, "") if isinstance(found, dict) else (None, "is not a mapping of keys to values")
 
 
 def _compare(

@@ -1,4 +1,4 @@
-"""Holds a MaxText checkpoint against its AXLearn source: coverage, shapes, dtypes, values, metadata, configuration.
+"""Compares a MaxText checkpoint with its AXLearn source: coverage, shapes, dtypes, values, metadata, configuration.
 
 Everything that is wrong is collected, nothing stops at the first finding.
 """
@@ -156,9 +156,9 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
     notes: list[str] = []
     for path in target.keys:
         if path not in expected and path.startswith(weights):
-            findings.append(Finding("coverage", path, "extra leaf: nothing in the source leads to it"))
+            findings.append(Finding("coverage", path, "extra leaf: no source tensor maps to it"))
         elif path not in expected:
-            notes.append(f"{path}: not compared, it is no weight")
+            notes.append(f"{path}: not compared: not a weight")
     for path, leaf in expected.items():
         if path not in target.keys:
             findings.append(Finding("coverage", path, "missing in the checkpoint"))
@@ -173,7 +173,7 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
             text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
             findings.append(Finding("shape", path, text))
         elif array.dtype != (dtype or leaf.dtype):
-            hint = "" if dtype else f"; if it was cast, give --dtype {array.dtype}"
+            hint = "" if dtype else f"; if it was cast, pass --dtype {array.dtype}"
             findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
         else:
             arrays[path] = opened
@@ -213,7 +213,7 @@ def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Find
                 )
             )
         if comparison.overflows:
-            text = f"{comparison.overflows:,} finite elements became infinite by the cast"
+            text = f"{comparison.overflows:,} finite elements became infinite in the cast"
             result.append(Finding("cast", path, text, comparison.overflows))
     return result
 

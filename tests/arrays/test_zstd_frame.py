@@ -147,7 +147,7 @@ FAULTS = {
     "nothing": (b"", "no zstd frame; the file starts with nothing"),
     "skippable": (bytes.fromhex("502a4d18") + bytes(4), "no zstd frame; the file starts with 502a4d18"),
     "inside the header": (header(0xE0, 3, 0), "truncated inside the zstd frame's header"),
-    "no block header": (header(0x20, 3, 0), "truncated: the zstd frame goes on past the file's 7 bytes"),
+    "no block header": (header(0x20, 3, 0), "truncated: the zstd frame continues past the file's 7 bytes"),
     "reserved block": (header(0x20, 3) + block(RESERVED, 3, b"abc"), "damaged: no zstd block at byte 6"),
     "too large a block": (
         header(0x20, 3) + block(COMPRESSED, BLOCK + 1, bytes(BLOCK + 1)), "damaged: no zstd block at byte 6"

@@ -88,7 +88,7 @@ def test_no_tensor_lies_inside_another(paths: list[str], tmp_path_factory: pytes
     assert {path for path in paths if tensors[path].problem} == {path for pair in inside for path in pair}
     for path in paths:
         found = tensors[path].problem
-        assert not found or found in {f"{directory}/index: {i} lies inside the tensor {o}" for o, i in inside}
+        assert not found or found in {f"{directory}/index: {i} is inside the tensor {o}" for o, i in inside}
 
 
 def test_all_that_the_index_and_the_arrays_disagree_on(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         "/index is a link to gone, where nothing is",
     ),
     "loop": (lambda step: (shutil.rmtree(step), step.symlink_to(step)), ": cannot be read: Too many levels"),
-    "empty index": (lambda step: (step / "index").write_text(""), "/index: no valid JSON: Expecting value"),
-    "cut index": (lambda step: (step / "index").write_text('[["step", 20'), "/index: no valid JSON"),
+    "empty index": (lambda step: (step / "index").write_text(""), "/index: not valid JSON: Expecting value"),
+    "cut index": (lambda step: (step / "index").write_text('[["step", 20'), "/index: not valid JSON"),
     "no list": (lambda step: (step / "index").write_text("{}"), "/index: expected a JSON list"),
     "another step": (
         lambda step: (step / "index").write_text('[["step", 100]]'),

@@ -74,7 +74,7 @@ REMOTE = "remote storage is not supported; copy the checkpoint from or to a loca
         ("file:///", "a file URL without a path; expected file:///path"),
         ("file:///x#2", "'#' must be written %23 in a file URL; or give the plain path"),
         ("file:///x?y", "'?' must be written %3F in a file URL; or give the plain path"),
-        ("file:///a%00b", "invalid path: it holds a zero byte"),
+        ("file:///a%00b", "invalid path: it contains a zero byte"),
         ("~no-such-user-here/x", "no such user; write ./~no-such-user-here/x for a name that begins with '~'"),
     ],
 )  # fmt: skip

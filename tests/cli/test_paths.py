@@ -238,4 +238,6 @@ def test_inspect_says_that_a_name_cannot_be_read(
     done = in_process("inspect", tmp_path / "a\\b", "--json")
     assert done.code == 0, done.err
     assert done.document["kind"] == "maxtext-checkpoint"
-    assert done.document["missing"] == [r"a name that can be read: TensorStore takes a backslash '\' in a name for '/'"]
+    assert done.document["missing"] == [
+        r"a name that can be read: TensorStore reads a backslash '\\' in a name as '/' '\' in a name for '/'"
+    ]

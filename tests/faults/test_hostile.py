@@ -79,11 +79,11 @@ def added(source: Path, *entries: Any) -> str:
 ENTRY = {"dtype": "float32", "shape": "(2, 2)"}
 
 INDEXES: dict[str, tuple[Callable[[Path], str], str]] = {
-    "nested lists": (lambda _: "[" * 5_000_000, "no valid JSON"),
-    "nested objects": (lambda _: '{"a":' * 2_000_000, "no valid JSON"),
+    "nested lists": (lambda _: "[" * 5_000_000, "not valid JSON"),
+    "nested objects": (lambda _: '{"a":' * 2_000_000, "not valid JSON"),
     "nested value": (lambda _: '[["a",' + "[" * 400 + "]" * 400 + "], 1]", "pairs of a path and a value, found 1"),
     "many numbers": (lambda _: "[" + "1," * 7_000_000 + "1]", "pairs of a path and a value, found 1"),
-    "one number": (lambda _: "1" * 10_000_000, "no valid JSON"),
+    "one number": (lambda _: "1" * 10_000_000, "not valid JSON"),
     "too large": (lambda _: " " * (17 << 20), "larger than 16 MiB"),
     "a long shape": (
         lambda s: added(s, ["x", {"dtype": "float32", "shape": "(1" + " " * 5_000_000 + "x"}]),
@@ -125,7 +125,7 @@ def test_a_hundred_thousand_tensors(kind: str, source: Path, tmp_path: Path) -> 
 
 
 ZARRAYS: dict[str, tuple[str, str]] = {
-    "nested": ("[" * 1_000_000, "no valid JSON"),
+    "nested": ("[" * 1_000_000, "not valid JSON"),
     "many dimensions": (
         json.dumps({"zarr_format": 2, "shape": [1] * 100_000, "chunks": [1] * 100_000, "dtype": "<f4"}),
         "100000 dimensions, expected 32 at most",
@@ -243,7 +243,7 @@ def test_sparse_files_that_claim_much(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [(".zarray", "is no regular file"), ("0.0.0.0", "chunk 0.0.0.0: not a regular file")]
+    ("name", "expected"), [(".zarray", "is not a regular file"), ("0.0.0.0", "chunk 0.0.0.0: not a regular file")]
 )
 def test_endless_files(name: str, expected: str, source: Path, tmp_path: Path) -> None:
     file = source / "gda" / EXPERTS / name

@@ -76,12 +76,12 @@ def test_a_path_with_control_characters_is_shown_escaped(
 
 INDEX_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "not committed, it has no index file"),
-    "empty": (cut_to(0), "no valid JSON"),
-    "cut": (cut_to(100), "no valid JSON"),
+    "empty": (cut_to(0), "not valid JSON"),
+    "cut": (cut_to(100), "not valid JSON"),
     "directory": (replace_by_directory, "saved by AXLearn's OrbaxCheckpointer"),
     "dangling link": (replace_by_dangling_link, "not committed"),
     "pipe": (replace_by_pipe, "not committed"),
-    "binary": (lambda file: file.write_bytes(bytes(range(256))), "no valid JSON"),
+    "binary": (lambda file: file.write_bytes(bytes(range(256))), "not valid JSON"),
 }
 
 

@@ -27,7 +27,7 @@ EMBEDDING_AXES = 'axes = "vocab embed -> vocab embed"'
 EMBEDDING = 'axlearn = "decoder/emb/token_emb/weight"\nmaxtext = "token_embedder/embedding"'
 
 FILE_FAULTS: dict[str, tuple[str, str, str]] = {
-    "TOML syntax": ('name = "envy"', "name = envy", "is no valid TOML: Invalid value (at line"),
+    "TOML syntax": ('name = "envy"', "name = envy", "is not valid TOML: Invalid value (at line"),
     "unknown key": ('group = "embedding"', 'gruop = "embedding"', "'gruop' in [tensor]; did you mean 'group'?"),
     "no parse": (EMBEDDING_AXES, 'axes = "vocab (embed -> vocab embed"', "    vocab (embed -> vocab embed\n"),
     "axis twice": (EMBEDDING_AXES, 'axes = "vocab vocab -> vocab vocab"', "axis vocab is used twice in one tensor"),
@@ -87,7 +87,7 @@ FIT_FAULTS: dict[str, tuple[str, str, str]] = {
         'axlearn = "decoder/output_norm/scale"', 'axlearn = "decoder/output_nrom/scale"',
         "no row for the checkpoint's model/decoder/output_norm/scale (nearest: model/decoder/output_nrom/scale)",
     ),
-    "leaf in a leaf": ("token_embedder/embedding", "decoder/decoder_norm/scale/x", "lies inside the target"),
+    "leaf in a leaf": ("token_embedder/embedding", "decoder/decoder_norm/scale/x", "is inside the target"),
 }  # fmt: skip
 
 

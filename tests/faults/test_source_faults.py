@@ -105,9 +105,9 @@ def test_a_chunk_that_cannot_be_read(
 
 ZARRAY_FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "is missing"),
-    "empty": (cut_to(0), "no valid JSON"),
-    "no JSON": (cut_to(20), "no valid JSON"),
-    "no UTF-8": (lambda file: file.write_bytes(b'"\xff\xfe\xfd"'), "no valid JSON"),
+    "empty": (cut_to(0), "not valid JSON"),
+    "no JSON": (cut_to(20), "not valid JSON"),
+    "no UTF-8": (lambda file: file.write_bytes(b'"\xff\xfe\xfd"'), "not valid JSON"),
     "a list": (lambda file: file.write_text("[]"), "expected a JSON object"),
     "directory": (replace_by_directory, "no regular file"),
     "dangling link": (replace_by_dangling_link, "is missing"),

@@ -76,7 +76,7 @@ def test_missing_and_contradicting_tensors_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "no valid JSON"),
+        ("[", "not valid JSON"),
         ("[]", "no tree description of Orbax"),
         ("{}", "no tree description of Orbax"),
         ('{"tree_metadata": {"x": 1}}', "no tree description of Orbax"),
@@ -98,11 +98,11 @@ def test_leaves_that_no_table_has_are_named(tmp_path):
     file.write_text(json.dumps(content))
     with pytest.raises(MappingError, match="no mapping has its leaves") as caught:
         opened(str(path))
-    assert caught.value.details == ("envy: no row leads to params/params/decoder/layers_1/MoeBlock_0/w_o",)
+    assert caught.value.details == ("envy: no row produces params/params/decoder/layers_1/MoeBlock_0/w_o",)
 
 
 def test_a_checkpoint_without_weights(tmp_path):
     (tmp_path / "_METADATA").write_text(json.dumps({"tree_metadata": {}, "use_ocdbt": False}))
     with pytest.raises(MappingError, match="no mapping has its leaves") as caught:
         opened(str(tmp_path))
-    assert caught.value.details == ("envy: no row leads to params/params/ (nothing is there)",)
+    assert caught.value.details == ("envy: no row produces params/params/ (nothing is there)",)

@@ -93,7 +93,7 @@ def test_the_built_in_tokens_are_fixed_and_long():
     [
         ("", "empty sequence, or none"),
         ("[]", "empty sequence, or none"),
-        ("[1, 2", "line 1: no valid JSON"),
+        ("[1, 2", "line 1: not valid JSON"),
         ('[1]\n["a"]', "line 2: expected a list of ids"),
         ("[true]", "line 1: expected a list of ids"),
         ("[64]", "the vocabulary has 64"),

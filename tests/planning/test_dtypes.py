@@ -23,8 +23,8 @@ def test_values_that_are_no_weights(dtype: str, cli: Cli, tmp_path: Path) -> Non
         done = cli(*command)
         assert done.code == 4, done.err
         assert done.err.splitlines()[0] == (
-            f"ax2mt: mapping 'envy': {GATE} is {dtype}, which holds no weights without scales; a table of your own can "
-            "name the dtypes of a row (dtypes = [...])"
+            f"ax2mt: mapping 'envy': {GATE} is {dtype}, which needs scales to be read as weights; a table of your own "
+            "can name the dtypes of a row (dtypes = [...])"
         )
     nothing_left(tmp_path, "step_00000100")
 

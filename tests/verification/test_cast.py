@@ -94,7 +94,7 @@ def test_overflow_is_reported_and_fails(dtype: str, tmp_path: Path, cli: Cli) ->
     result = compared(source, checkpoint, dtype)
     (finding,) = result.findings
     assert (finding.check, finding.place, finding.elements) == ("cast", LEAF, 2)
-    assert finding.message == "2 finite elements became infinite by the cast"
+    assert finding.message == "2 finite elements became infinite in the cast"
     assert result.cast is not None
     assert (result.cast.dtype, result.cast.overflows) == (dtype, 2)
     assert result.cast.max_absolute == form.half

@@ -102,7 +102,9 @@ def test_a_changed_training_key_is_a_note(old: str, new: str, text: str, checkpo
         assert text in done.document["notes"][0]
 
 
-@pytest.mark.parametrize(("content", "text"), [("a: [", "is not valid YAML"), ("7", "does not hold keys and values")])
+@pytest.mark.parametrize(
+    ("content", "text"), [("a: [", "is not valid YAML"), ("7", "is not a mapping of keys to values")]
+)
 def test_a_file_that_is_no_configuration(content: str, text: str, checkpoint: Path, cli: Cli) -> None:
     change(checkpoint, lambda _: content)
     for arguments in ([checkpoint], [SOURCE, checkpoint]):
@@ -130,7 +132,7 @@ def test_lost_digests_are_the_one_cause(how: str, checkpoint: Path, cli: Cli) ->
     else:
         custom.write_text("{" if how == "damaged" else '{"custom_metadata": {"scan_layers": true}}')
     (finding,) = cli("verify", checkpoint, "--json").document["findings"]
-    what = "is missing" if how == "missing" else "is damaged, or was replaced: it holds no digests of ax2mt"
+    what = "is missing" if how == "missing" else "is damaged or was replaced: it has no ax2mt digests"
     assert (finding["check"], finding["place"]) == ("metadata", "0/_CHECKPOINT_METADATA")
     assert finding["message"] == (
         f"{what}; chunks were decoded, but their values could not be checked: restore the file from a copy, or compare "

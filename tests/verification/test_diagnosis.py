@@ -153,16 +153,16 @@ KEY, VALUE = "0/self_attention/key/kernel", "0/self_attention/value/kernel"
 
 
 def test_another_leaf_in_its_place(doctor: Callable[..., Diagnostician]) -> None:
-    assert doctor(**{KEY: VALUE}).diagnose(LAYER + KEY) == f"equal to what belongs in {LAYER}{VALUE}"
+    assert doctor(**{KEY: VALUE}).diagnose(LAYER + KEY) == f"equal to the expected values of {LAYER}{VALUE}"
     swapped = doctor(**{KEY: VALUE, VALUE: KEY})
     for one, other in ((KEY, VALUE), (VALUE, KEY)):
-        expected = f"equal to what belongs in {LAYER}{other}; the two are swapped"
+        expected = f"equal to the expected values of {LAYER}{other}; the two are swapped"
         assert swapped.diagnose(LAYER + one) == expected
 
 
 def test_a_leaf_that_does_not_fit_the_budget_is_not_read(doctor: Callable[..., Diagnostician]) -> None:
     # The three kernels' common source has 16 KiB, and six times as much is held.
-    assert doctor(6 * (16 << 10), **{KEY: VALUE}).diagnose(LAYER + KEY).startswith("equal to what belongs in")
+    assert doctor(6 * (16 << 10), **{KEY: VALUE}).diagnose(LAYER + KEY).startswith("equal to the expected values of")
     expected = "not diagnosed: the leaf does not fit the memory budget (--max-memory)"
     assert doctor(6 * (16 << 10) - 1, **{KEY: VALUE}).diagnose(LAYER + KEY) == expected
 

@@ -136,8 +136,8 @@ def test_swapped_leaves_are_named(checkpoint: Path, one: str, other: str) -> Non
     swap(checkpoint, LAYER + one, LAYER + other)
     found = {finding.place: finding.diagnosis for finding in against_source(checkpoint).findings}
     assert found == {
-        LAYER + one: f"equal to what belongs in {LAYER}{other}; the two are swapped",
-        LAYER + other: f"equal to what belongs in {LAYER}{one}; the two are swapped",
+        LAYER + one: f"equal to the expected values of {LAYER}{other}; the two are swapped",
+        LAYER + other: f"equal to the expected values of {LAYER}{one}; the two are swapped",
     }
 
 
