@@ -145,8 +145,8 @@ class Stage:
             missing = (self._stores.get(leaf.path) or self.open_leaf(leaf)).missing_files()
             if missing:
                 raise DestinationError(
-                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} were removed while the conversion ran; run "
-                    "the same command again to resume"
+                    f"{self.leaf_directory(leaf)}: {missing} files of {leaf.path} were removed while the conversion "
+                    "ran; run the same command again to resume"
                 )
 
     def _is_taken(self) -> DestinationError:

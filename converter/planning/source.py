@@ -120,8 +120,8 @@ def _check_dtypes(match: Match, arrays: Mapping[str, Array]) -> None:
     if wrong:
         first = next(iter(wrong))
         raise MappingError(
-            f"mapping '{match.table.name}': {first} is {arrays[first].dtype}, which needs scales to be read as weights; "
-            "a table of your own can name the dtypes of a row (dtypes = [...])",
+            f"mapping '{match.table.name}': {first} is {arrays[first].dtype}, which needs scales to be read as "
+            "weights; a table of your own can name the dtypes of a row (dtypes = [...])",
             shorten(list(wrong.values())),
         )
 
