@@ -14,7 +14,7 @@ from converter.mapping import RANKS
 CONVERTER = Path(__file__).parents[1] / "converter"
 MAPPINGS = Path(__file__).parents[1] / "mappings"
 
-HELPERS = ("errors", "words", "work", "dtypes", "json_text", "location", "launch", "environment")
+HELPERS = ("errors", "choices", "words", "work", "dtypes", "json_text", "location", "launch", "environment")
 """Modules beside the packages that any of them may use."""
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

@@ -161,7 +161,7 @@ def test_a_lower_layer_of_an_overlay(
     old = newest_orbax.restore(top / "old")
     message = refused(capsys, 5, SOURCE, top / "old", "--overwrite", "--store", "ocdbt")
     assert message == (
-        f"ax2mt: {top}/old: cannot be replaced: Invalid cross-device link; it lies in a lower layer of an overlay file "
+        f"ax2mt: {top}/old: cannot be replaced: Invalid cross-device link; it is in a lower layer of an overlay file "
         "system; give another directory, or remove it first\n"
     )
     nothing_left(top, "empty", "old")  # refused before work
@@ -281,7 +281,7 @@ def test_as_another_user(case: str) -> None:
         else:
             assert done.returncode == 5, done.stderr
             expected = {
-                "read-only parent": f"{target}{SUFFIX}: cannot be created: Permission denied; the work area lies "
+                "read-only parent": f"{target}{SUFFIX}: cannot be created: Permission denied; the work area is created "
                 f"beside the destination: give a directory below {target}",
                 "sticky parent, replaced": f"{target}: cannot be replaced: Operation not permitted",
                 "read-only": f"{target}: cannot be filled: Permission denied",

@@ -60,7 +60,7 @@ def test_a_lock_that_was_made_anew_is_not_ours(tmp_path: Path) -> None:
     first = Stage(str(tmp_path / "out"), "files", ())
     shutil.rmtree(first.root)
     second = Stage(str(tmp_path / "out"), "files", ())
-    with pytest.raises(DestinationError, match="vanished"):
+    with pytest.raises(DestinationError, match="removed while the conversion ran"):
         first.check_whole(())
     second.check_whole(())
     first.close()

@@ -187,7 +187,7 @@ def test_something_else_in_its_place(
 ) -> None:
     target = tmp_path / "out"
     target.write_text("mine") if what == "file" else target.symlink_to("nowhere")
-    assert "exists and is no directory" in refused(capsys, 5, source, target)
+    assert "exists but is not a directory" in refused(capsys, 5, source, target)
     nothing_left(tmp_path, "out")
 
 
@@ -259,7 +259,7 @@ def test_a_work_area_that_vanishes(
     )
     message = refused(capsys, 5, source, target, "--store", store, "--jobs", "1")
     assert f"{target}{SUFFIX}" in message
-    assert "vanished" in message
+    assert "removed while the conversion ran" in message
     assert not target.exists()
     assert run_cli(["convert", "-q", str(source), str(target), "--store", store]) == 0
     nothing_left(tmp_path, "out")

@@ -77,9 +77,9 @@ def test_missing_and_contradicting_tensors_are_listed(tmp_path):
     ("text", "message"),
     [
         ("[", "not valid JSON"),
-        ("[]", "no tree description of Orbax"),
-        ("{}", "no tree description of Orbax"),
-        ('{"tree_metadata": {"x": 1}}', "no tree description of Orbax"),
+        ("[]", "expected Orbax's tree metadata"),
+        ("{}", "expected Orbax's tree metadata"),
+        ('{"tree_metadata": {"x": 1}}', "expected Orbax's tree metadata"),
     ],
 )
 def test_damaged_metadata_is_named(text, message, tmp_path):

@@ -114,7 +114,7 @@ def test_npz_token_files_are_checked(tmp_path):
     with pytest.raises(UsageError, match="expected integers input_ids"):
         read_tokens(file, 64)
     Path(file).write_bytes(b"no archive")
-    with pytest.raises(UsageError, match=r"no \.npz file"):
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
         read_tokens(file, 64)
     with pytest.raises(UsageError, match="cannot be read"):
         read_tokens(str(tmp_path / "absent.npz"), 64)

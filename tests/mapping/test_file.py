@@ -156,7 +156,7 @@ def test_a_target_that_two_rows_produce() -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("name = \n", "no valid TOML: Invalid value (at line 1, column 8)"), ("[" * 5000, "no valid TOML")],
+    [("name = \n", "not valid TOML: Invalid value (at line 1, column 8)"), ("[" * 5000, "not valid TOML")],
 )
 def test_no_toml(text: str, reason: str) -> None:
     with pytest.raises(MappingError) as caught:

@@ -119,7 +119,7 @@ def test_the_order_of_the_two_places_is_checked():
 @pytest.mark.parametrize("version", ["0.2.4", "0.3.0", "1.0", "unknown"])
 def test_other_versions_are_refused(version, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: version)
-    with pytest.raises(PatchError, match="up to, not including"):
+    with pytest.raises(PatchError, match="up to, but not including"):
         maxtext_patch.apply()
 
 

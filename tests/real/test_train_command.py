@@ -100,7 +100,7 @@ def test_the_exact_way_comes_first(name: str, options: tuple[str, ...], exact: b
         assert "maxtext_patch maxtext.trainers" not in done.out
     else:
         assert 0 < done.out.index(patched) < done.out.index(stock)
-        assert done.out.index("To go on in MaxText exactly") < done.out.index("In stock MaxText, which is not exact")
+        assert done.out.index("To continue in MaxText exactly") < done.out.index("In stock MaxText, which is not exact")
     document = cli("convert", AXLEARN / name, out, "--untie", "--overwrite", "--json", *options).document
     assert (document["command"], document["stock_command"]) == (stock if exact else patched, stock)
 
@@ -141,7 +141,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     ("patched", "changes", "expected"),
     [
         (False, (), "dataset_type.*'DATASET_TYPE'.*tokenizer_type.*'TOKENIZER_TYPE'"),
-        (True, ("dataset_type=synthetic",), "applies Envy's q/k norms after RoPE.*tokenizer_type.*'TOKENIZER_TYPE'"),
+        (True, ("dataset_type=synthetic",), "norms q and k after RoPE.*tokenizer_type.*'TOKENIZER_TYPE'"),
         (False, ("dataset_type=hf", "tokenizer_type=huggingface"), "hf_path can't be empty"),
     ],
 )
