@@ -38,7 +38,7 @@ FILE_FAULTS: dict[str, tuple[str, str, str]] = {
     "target above": ("token_embedder/embedding", "../../x", "'../../x' is not a path"),
     "the work area": ("token_embedder/embedding", "..", "'..' is not a path"),
     "backslash": ("token_embedder/embedding", "..\\\\x", "is not a path"),
-    "dot in a name": ("token_embedder/embedding", "token_embedder.embedding", "'token_embedder.embedding' is not a path"),
+    "dot in a name": ("token_embedder/embedding", "token_embedder.embedding", "r.embedding' is not a path"),
     "control character": ("token_embedder/embedding", "token\\u001b", "is not a path"),
     "format field": ("token_embedder/embedding", "{0.__class__}", "is not a path"),
     "other field": ("token_embedder/embedding", "{x}", "no other field can stand in them"),
