@@ -4,7 +4,7 @@ The public functions are loaded when they are first used; see docs/api.md. Nothi
 loads this package before its import path is in order, see `launch`.
 """
 
-__version__ = "0.1.0"
+from converter.version import __version__ as __version__
 
 __all__ = ["compare_logits", "convert", "errors", "inspect", "logits", "parameters", "plan", "verify"]
 

@@ -1,21 +1,13 @@
-"""Makes a process ours before anything else is imported: descriptors, import path, environment, Ctrl-C.
+"""Starts the command line: the process is made ours before anything else is imported.
 
-Used by the command line and, in part, by the process that commits. It imports nothing that is not loaded when Python
-starts: until the import path is in order, a `queue.py` of the user's would be taken for Python's own.
+It imports nothing that is not loaded when Python starts: until the import path is in order, a `queue.py` of the user's
+would be taken for Python's own.
 """
 
 import os
 import sys
-from collections.abc import Sequence
 
-HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-"""The directory that holds this package."""
-
-PACKAGES = ("jax", "numpy", "orbax", "rich", "tensorstore", "typer")
-"""Packages that we need, one from each part of an installation."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+from converter.own_process import INTERRUPTED, import_path, open_standard_descriptors
 
 
 def main() -> None:
@@ -32,19 +24,6 @@ def main() -> None:
     run()
 
 
-def open_standard_descriptors() -> None:
-    """Opens the standard descriptors that are closed, on /dev/null.
-
-    The next file that is opened would get the number otherwise, and what a library logs would go into it.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # The lowest free number is this one. It must reach child processes as well.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
 def _use_utf8() -> None:
     """Starts Python again in its UTF-8 mode where paths would be decoded in another encoding.
 
@@ -55,43 +34,6 @@ def _use_utf8() -> None:
     if sys.stdout is not None:
         os.environ["PYTHONIOENCODING"] = sys.stdout.encoding
     os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-
-
-def import_path(entries: Sequence[str]) -> list[str]:
-    """The import path on which nothing can stand before Python's own modules and the installed packages.
-
-    First Python's library, then the site directories and the place of this package, in their order. What PYTHONPATH and
-    the program's own directory add comes last, and only where the packages that we need do not all lie before it:
-    libraries also look for modules that are not installed. The current directory is left out, unless we lie there.
-
-    Args:
-      entries: the import path as it is.
-    """
-    variable = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    added = {_real(entry) for entry in [*entries[: not sys.flags.safe_path], *variable.split(os.pathsep)]}
-    site = sys.modules.get("site")
-    installed = [*site.getsitepackages(), site.getusersitepackages()] if site else []
-    ours = set(map(_real, [HOME, *installed]))
-    library = os.path.dirname(os.path.realpath(os.__file__))
-    first, then, last = [], [], []
-    for entry in entries:
-        place = _real(entry)
-        if place in (library, os.path.join(library, "lib-dynload")):
-            first.append(entry)
-        elif place in ours or (entry and place not in added):
-            then.append(entry)
-        elif place != _real(""):
-            last.append(entry)
-    complete = all(any(os.path.isdir(os.path.join(entry, name)) for entry in then) for name in PACKAGES)
-    return first + then + ([] if complete else last)
-
-
-def _real(entry: str) -> str:
-    try:
-        return os.path.realpath(entry or os.curdir)
-    except OSError:
-        # The current directory was removed.
-        return entry
 
 
 def _exit_at_interrupt() -> None:

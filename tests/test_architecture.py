@@ -14,7 +14,18 @@ from converter.mapping import RANKS
 CONVERTER = Path(__file__).parents[1] / "converter"
 MAPPINGS = Path(__file__).parents[1] / "mappings"
 
-HELPERS = ("errors", "choices", "words", "work", "dtypes", "json_text", "location", "launch", "environment")
+HELPERS = (
+    "errors",
+    "choices",
+    "words",
+    "work",
+    "dtypes",
+    "json_text",
+    "location",
+    "own_process",
+    "environment",
+    "version",
+)
 """Modules beside the packages that any of them may use."""
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -33,11 +44,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 """For each package those that it may import, beside HELPERS: only what stands above it."""
 
-ABOVE_ALL = ("cli", "api", "__init__", "__main__")
-"""The ways in: they import everything, and nothing imports them but what WAYS_IN lists."""
-
-WAYS_IN = {("launch", "converter.cli.app")}
-"""The start of a process hands over to the command line, once the environment is in order."""
+ABOVE_ALL = ("cli", "api", "launch", "__init__", "__main__")
+"""The ways in: they import everything, and nothing below imports them."""
 
 OPEN_PACKAGES = ("report", "cli")
 """Their modules are imported one by one: a command loads only the reports that it prints, so that it starts quickly."""
@@ -94,8 +102,7 @@ def test_packages_import_only_from_above() -> None:
     wrong: list[str] = []
     for path, line, module, name in imports():
         own, other = part(path), imported_part(module, name)
-        version = (module, name) == ("converter", "__version__")
-        if own in ABOVE_ALL or other == own or version or (own, module) in WAYS_IN:
+        if own in ABOVE_ALL or other == own:
             continue
         if other not in (*HELPERS, *MAY_IMPORT.get(own, ())):
             wrong.append(f"{path.relative_to(CONVERTER)}:{line}: {own} may not import {other}")

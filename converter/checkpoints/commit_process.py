@@ -12,7 +12,7 @@ from dataclasses import asdict
 from converter.checkpoints.commit import decode
 from converter.checkpoints.committer import DONE, FAILED, NO_MEMORY, NOT_LOADED, REFUSED, Answer
 from converter.errors import DestinationError
-from converter.launch import open_standard_descriptors
+from converter.own_process import open_standard_descriptors
 from converter.work import peak_resident
 
 PR_SET_PDEATHSIG = 1

@@ -15,7 +15,7 @@ from typing import NoReturn
 from converter.checkpoints.commit import Commit
 from converter.environment import child_variables
 from converter.errors import Ax2mtError, DestinationError, ResourceError
-from converter.launch import HOME, import_path
+from converter.own_process import HOME, import_path
 
 
 class Committer:

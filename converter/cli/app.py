@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from converter import __version__, api
+from converter import api
 from converter.cli.command import Command, Invocation
 from converter.cli.interrupts import Interrupts
 from converter.cli.options import (
@@ -37,7 +37,8 @@ from converter.cli.output import fail_unless, progress, report_error, show, time
 from converter.cli.streams import StandardStreams
 from converter.cli.verify import verify
 from converter.errors import Ax2mtError, ResourceError, UsageError
-from converter.launch import INTERRUPTED
+from converter.own_process import INTERRUPTED
+from converter.version import __version__
 
 NAME = "ax2mt"
 WORKING = ("convert", "verify")

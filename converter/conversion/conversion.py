@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from converter import __version__
 from converter.arrays import file_states
 from converter.checkpoints import is_committed
 from converter.conversion.stage import SOURCE_FILES
@@ -24,6 +23,7 @@ from converter.planning import (
     pair_mismatches,
 )
 from converter.storage import storage_of
+from converter.version import __version__
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import os
 import time
 from dataclasses import dataclass
 
-from converter import __version__
 from converter.checkpoints import (
     CONFIG_NAME,
     Commit,
@@ -29,6 +28,7 @@ from converter.location import locate
 from converter.mapping import MODEL, TRAINING, configure, training_keys
 from converter.planning import PairMismatch, Plan, make_plan, open_source
 from converter.storage import write_error
+from converter.version import __version__
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from converter.launch import HOME
+from converter.own_process import HOME
 
 
 def table_names() -> tuple[str, ...]:

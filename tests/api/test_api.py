@@ -83,7 +83,7 @@ def test_verify_is_two_functions() -> None:
 def test_nothing_is_loaded_before_it_is_used() -> None:
     program = (
         "import sys; before = set(sys.modules); import converter; loaded = set(sys.modules) - before\n"
-        "assert loaded == {'converter'}, loaded\n"
+        "assert loaded == {'converter', 'converter.version'}, loaded\n"
         "from converter import convert, errors\n"
         "assert convert.__module__ == 'converter.api'\n"
         "assert not {'numpy', 'jax', 'rich', 'typer', 'tensorstore', 'orbax'} & set(sys.modules)\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from converter import launch
+from converter import own_process
 from converter.mapping.bundled import table_names, table_path
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.installation import ROOT, hostile, install, ran
@@ -97,9 +97,9 @@ def test_the_import_path_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     packages = os.path.dirname(os.path.dirname(importlib.metadata.distribution("numpy").locate_file("numpy/x")))  # pyright: ignore
     entries = ["/program", "/added", str(tmp_path), str(ROOT), "", library, f"{library}/lib-dynload", packages, "/more"]
     expected = [library, f"{library}/lib-dynload", str(ROOT), packages, "/more"]
-    assert launch.import_path(entries) == expected
-    monkeypatch.setattr(launch, "PACKAGES", (*launch.PACKAGES, "nowhere"))
-    assert launch.import_path(entries) == [*expected, "/program", "/added"]
+    assert own_process.import_path(entries) == expected
+    monkeypatch.setattr(own_process, "PACKAGES", (*own_process.PACKAGES, "nowhere"))
+    assert own_process.import_path(entries) == [*expected, "/program", "/added"]
 
 
 def test_the_tables_are_found_in_the_repository_and_in_an_installation(installed: Path, tmp_path: Path) -> None:
