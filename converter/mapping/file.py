@@ -89,7 +89,7 @@ def parse_mapping(text: str, path: str) -> MappingTable:
     if table is not None:
         _cross_check(toml, table)
     if toml.problems:
-        count = len(toml.problems)
+        count = sum(not line.startswith(" ") for line in toml.problems)  # further lines of a fault are indented
         raise MappingError(f"mapping file {path} has {count} fault{'s' * (count > 1)}", toml.problems)
     assert table is not None
     return table

@@ -196,3 +196,10 @@ def test_bundled_tables_are_named_after_their_file() -> None:
 def test_suggestion() -> None:
     assert suggestion("haeds", ["heads", "embed"]) == "; did you mean 'heads'?"
     assert suggestion("zzz", ["heads"]) == ""
+
+
+def test_a_fault_counts_once_however_many_lines_explain_it() -> None:
+    with pytest.raises(MappingError) as caught:
+        parse_mapping(VALID.replace("embed mlp -> mlp embed", "embed (mlp -> mlp embed"), "t.toml")
+    assert len(caught.value.details) == 3
+    assert caught.value.message == "mapping file t.toml has 1 fault"
