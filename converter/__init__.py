@@ -4,19 +4,20 @@ The public functions are loaded when they are first used; see docs/api.md. Nothi
 loads this package before its import path is in order, see `launch`.
 """
 
-from converter.version import __version__ as __version__
-
 __all__ = ["compare_logits", "convert", "errors", "inspect", "logits", "parameters", "plan", "verify"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from converter import errors
     from converter.api import compare_logits, convert, inspect, logits, parameters, plan, verify
+    from converter.version import __version__ as __version__
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name == "__version__":
+        return import_module("converter.version").__version__
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("converter.errors") if name == "errors" else getattr(import_module("converter.api"), name)
