@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from converter.choices import CAST_DTYPES, MAX_JOBS, QK_NORMS, CastDtype, QkNorm, Store
+from converter.choices import CAST_DTYPES, DEFAULT_KL, MAX_JOBS, QK_NORMS, CastDtype, QkNorm, Store
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -206,7 +206,7 @@ def compare_logits(
     set: Settings = (),
     norm_after_rope: bool = False,
     max_memory: int | str = "4GiB",
-    max_kl: float = 1e-4,
+    max_kl: float = DEFAULT_KL,
     max_difference: float | None = None,
     min_top1: float = 0.0,
     explain: bool = True,

@@ -22,3 +22,6 @@ CAST_DTYPES: tuple[CastDtype, ...] = get_args(CastDtype)
 
 MAX_JOBS = 256
 """Blocks in flight, at most: each has a thread."""
+
+DEFAULT_KL = 1e-4
+"""The worst token's divergence that passes by default: rounding the tied table stays below, an unequal function not."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from converter import api
-from converter.choices import CastDtype
+from converter.choices import DEFAULT_KL, CastDtype
 from converter.cli.options import (
     JobsOption,
     MappingOption,
@@ -38,7 +38,7 @@ def verify(
     tokens: TokensOption = None,
     settings: WhatIfOption = None,
     norm_after_rope: PatchedOption = False,
-    max_kl: Annotated[float, typer.Option("--max-kl", min=0, help="Worst token's divergence allowed.")] = 1e-4,
+    max_kl: Annotated[float, typer.Option("--max-kl", min=0, help="Worst token's divergence allowed.")] = DEFAULT_KL,
     max_difference: Annotated[
         float | None, typer.Option("--max-difference", min=0, help="Largest absolute difference allowed.")
     ] = None,

@@ -38,9 +38,6 @@ GAIN = 0.9
 TIE = 1.05
 """Of switches that help equally, up to this factor, the first and more specific one is named."""
 
-DEFAULT_KL = 1e-4
-"""The worst token's divergence that passes by default: rounding the tied table stays below, an unequal function not."""
-
 EQUAL_VERDICT, ROUNDING_VERDICT, DIFFERENT_VERDICT = "equal", "equal but for the bfloat16 rounding", "different"
 NOT_FINITE_VERDICT = "not finite"
 
