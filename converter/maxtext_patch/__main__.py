@@ -2,7 +2,7 @@
 
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.maxtext_patch import PatchError, apply_all
@@ -74,15 +74,13 @@ def parse(arguments: Sequence[str]) -> Command:
     return Command(rest=tuple(rest), only=values.get("--only"), without=values.get("--without", ()), lists=lists)
 
 
-def describe(needs: Needs, left_out: dict[str, str | None]) -> list[str]:
-    """What is applied and what not, one line for each patch."""
-    lines = [
-        f"{patch.name}: {patch}" + (f" ({why})" if (why := left_out[patch.name]) else "") for patch in needs.patches
-    ]
+def describe(needs: Needs, left_out: Mapping[str, str | None]) -> list[str]:
+    """What is applied and what is not, one line for each patch."""
+    lines = [f"{patch.name}: {left_out[patch.name] or patch}" for patch in needs.patches]
     if needs.origin is None:
         kind = "this is the one for older conversions" if lines else "its decoder block needs none"
         return [*lines, f"the configuration does not list patches; {kind}"]
-    return lines or [f"nothing to apply, {needs.origin} says that its checkpoint needs no patch"]
+    return lines or [f"nothing to apply: {needs.origin} says that its checkpoint needs no patch"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -107,7 +105,7 @@ def _run(command: Command) -> int:
         needs = Needs(patches=needs.patches, origin=needs.origin, settings={**needs.settings, "module": module})
     left_out = chosen(needs, command.only, command.without)
     if command.lists:
-        print("\n".join(describe(needs, left_out)))
+        print(f"needed: {', '.join(left_out) or 'nothing'}", *describe(needs, left_out), sep="\n")
         return 0
     version = apply_all([patch for patch in needs.patches if left_out[patch.name] is None])
     _say(f"MaxText {version}")

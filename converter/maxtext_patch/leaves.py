@@ -1,6 +1,6 @@
 """Which parameters a pattern of paths means, in the tree that MaxText gives to its optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from converter.maxtext_patch.source import PatchError
@@ -44,7 +44,7 @@ def without_collection(parts: tuple[str, ...]) -> tuple[str, ...]:
     return parts[1:] if parts[:1] == ("params",) else parts
 
 
-def match(paths: list[tuple[str, ...]], leaves: Mapping[str, float]) -> list[float]:
+def match(paths: Sequence[tuple[str, ...]], leaves: Mapping[str, float]) -> list[float]:
     """The scale of each path: that of its pattern, or 1.
 
     Raises:

@@ -1,157 +1,151 @@
-"""The patch moves two statements where they are what it was made for, and refuses everything else."""
+"""The patches in the real MaxText: AXLearn's logits and updates, and what is refused."""
 
-import ast
+import json
+import re
+import shlex
 import subprocess
-import sys
-import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from converter import maxtext_patch
 from converter.conversion.run import Request, convert
-from converter.maxtext_patch import BLOCKS, PatchError, configured_blocks, patch_source
 from converter.planning.options import Options
 from converter.work import Silent
+from tests.conftest import AXLEARN
+from tests.helpers import environments
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data" / "axlearn"
+pytestmark = [pytest.mark.maxtext, pytest.mark.timeout(1800)]
 
-METHOD = """
-def __call__(self, query, key, use_shared_kv=False, inputs_positions=None, rope_kwargs=None):
-    is_llama4_decoder_block = False
-    use_rope = True
-    if (self.use_qk_norm and not is_llama4_decoder_block) or self.is_qwen3_hybrid:
-        query = self.query_norm(query)
-        if not use_shared_kv:
-            key = self.key_norm(key)
-    value = "v"
-    if use_rope:
-        query = self.apply_rotary_embedding(query, inputs_positions=inputs_positions, rope_kwargs=rope_kwargs)
-        if not use_shared_kv:
-            key = self.apply_rotary_embedding(key, inputs_positions=inputs_positions, rope_kwargs=rope_kwargs)
-    return query, key, value
-"""
+HELPER = environments.ROOT / "tests" / "helpers" / "maxtext_patched.py"
+
+# What the helper gives to the patch and to the optimizer.
+SCALES = {"a/x/kernel": 0.5, "a/y/kernel": 0.5, "b": 0.25, "norm/scale": 1.0}
+SCHEDULE = (0.2, 0.6, 1.0, 0.9, 0.7)
+PEAK, DECAY = 1e-2, 1e-4
+LEAVES = {
+    f"params/decoder/layers/{path}": 0.5
+    for path in ("*/self_attention/*/kernel", "layers_0/mlp/*/kernel", "*/MoeBlock_0/wi_0", "*/MoeBlock_0/wi_1",
+                 "*/MoeBlock_0/wo")
+}  # fmt: skip
 
 
-class Recorder:
-    use_qk_norm = True
-    is_qwen3_hybrid = False
-
-    def __init__(self, block: str):
-        self.config = types.SimpleNamespace(decoder_block=block)
-
-    def query_norm(self, x):
-        return x + " q-norm"
-
-    def key_norm(self, x):
-        return x + " k-norm"
-
-    def apply_rotary_embedding(self, x, **_):
-        return x + " rope"
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A conversion with tied logits whose configuration lists all three patches."""
+    out = tmp_path_factory.mktemp("patches") / "tied"
+    convert(Request(str(AXLEARN / "micro-hybrid"), str(out), Options()), Silent())
+    patches = [{"name": "norm_after_rope", "decoder_block": "envy"}, {"name": "unrounded_tied_logits"},
+               {"name": "scaled_updates", "leaves": LEAVES}]  # fmt: skip
+    config = out / "maxtext.yml"
+    rest = [line for line in config.read_text().splitlines() if not line.startswith("# patch:")]
+    config.write_text("\n".join([*(f"# patch: {json.dumps(patch)}" for patch in patches), *rest, ""]))
+    return out
 
 
-def patched(*blocks: str):
-    names: dict = {"DecoderBlockType": types.SimpleNamespace(ENVY="envy", QWEN3="qwen3")}
-    exec(compile(patch_source(METHOD, blocks) if blocks else patch_source(METHOD), "test", "exec"), names)
-    return names["__call__"]
-
-
-def test_envy_norms_after_rope_and_others_before():
-    assert patched()(Recorder("envy"), "q", "k") == ("q rope q-norm", "k rope k-norm", "v")
-    assert patched()(Recorder("envy"), "q", "k", use_shared_kv=True) == ("q rope q-norm", "k", "v")
-    assert patched()(Recorder("llama2"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
-
-
-def test_the_blocks_are_the_callers_choice():
-    both = patched("ENVY", "QWEN3")
-    assert (
-        both(Recorder("qwen3"), "q", "k") == both(Recorder("envy"), "q", "k") == ("q rope q-norm", "k rope k-norm", "v")
-    )
-    assert both(Recorder("llama2"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
-    assert patched()(Recorder("qwen3"), "q", "k") == ("q q-norm rope", "k k-norm rope", "v")
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "blocks"),
-    [
-        ("base_config: base.yml\ndecoder_block: qwen3  # plain\n", [], ("QWEN3",)),
-        ("decoder_block: 'envy'\n", ["run_name=x"], ("ENVY",)),
-        ("decoder_block: envy\n", ["decoder_block=qwen3"], ("QWEN3",)),
-        ("base_emb_dim: 8\n", [], BLOCKS),
-    ],
-)
-def test_the_configuration_names_the_block(text, arguments, blocks, tmp_path):
-    (tmp_path / "maxtext.yml").write_text(text)
-    assert configured_blocks([str(tmp_path / "maxtext.yml"), *arguments]) == blocks
-
-
-def test_a_configuration_that_cannot_be_read(tmp_path):
-    assert configured_blocks([]) == BLOCKS
-    with pytest.raises(PatchError, match=r"absent\.yml: cannot be read"):
-        configured_blocks([str(tmp_path / "absent.yml")])
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("query = self.query_norm(query)", "query = self.query_norm(query) * 2", "q/k norm is expected once"),
-        ("if use_rope:", "if use_rope and True:", "RoPE is expected once"),
-        ('value = "v"', 'value = "v"; key = key * 2', "changes q or k"),
-        ('value = "v"', "query, value = query * 2, 1", "changes q or k"),
-    ],
-)
-def test_other_code_is_refused(old, new, message):
-    assert old in METHOD
-    with pytest.raises(PatchError, match=message):
-        patch_source(METHOD.replace(old, new))
-
-
-def test_the_order_of_the_two_places_is_checked():
-    function = ast.parse(METHOD).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    function.body[2], function.body[4] = function.body[4], function.body[2]
-    with pytest.raises(PatchError, match="changes q or k"):
-        patch_source(ast.unparse(function))
-
-
-@pytest.mark.parametrize("version", ["0.2.4", "0.3.0", "1.0", "unknown"])
-def test_other_versions_are_refused(version, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
-    with pytest.raises(PatchError, match="up to, but not including"):
-        maxtext_patch.apply()
-
-
-def test_without_maxtext_the_command_says_so(capsys):
-    assert maxtext_patch.main(["maxtext.trainers.pre_train.train", "x.yml"]) == 1
-    assert "MaxText is not installed" in capsys.readouterr().err
-    assert maxtext_patch.main([]) == 2
-
-
-def test_it_imports_nothing_that_maxtext_lacks():
-    code = "import sys, converter.maxtext_patch as m; print([n for n in sys.modules if n.startswith('converter.')])"
-    found = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['converter.maxtext_patch']"
-
-
-@pytest.mark.maxtext
-@pytest.mark.timeout(1800)
-def test_patched_maxtext_computes_what_axlearn_does(tmp_path):
-    python = ROOT / ".venv-maxtext" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("no MaxText environment; `make test` sets it up")
-    golden = np.load(DATA / "micro-hybrid" / "logits.npz")
-    convert(Request(str(DATA / "micro-hybrid"), str(tmp_path / "out"), Options(table=frozenset({"untie"}))), Silent())
-    np.save(tmp_path / "ids.npy", golden["input_ids"])
-    helper = ROOT / "tests" / "helpers" / "maxtext_patched.py"
-    files = [str(tmp_path / name) for name in ("ids.npy", "out", "logits.npz")]
+@pytest.fixture(scope="module")
+def work(maxtext_python: str, tied: Path) -> Path:
+    """Where the one process with the real MaxText left what it found."""
+    np.save(tied.parent / "ids.npy", np.load(AXLEARN / "micro-hybrid" / "logits.npz")["input_ids"])
     done = subprocess.run(
-        [str(python), str(helper), str(ROOT), *files], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "['converter.maxtext_patch']"
-    found = np.load(files[2])
-    assert set(found.files) == {"load_params_from_path", "from_pretrained"}
-    for key in found.files:
-        np.testing.assert_allclose(found[key], golden["logits"], rtol=0, atol=1e-5)
+        [maxtext_python, str(HELPER), str(environments.ROOT), str(tied.parent), str(tied)],
+        capture_output=True, text=True, cwd=tied.parent, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return tied.parent
+
+
+@pytest.fixture(scope="module")
+def findings(work: Path) -> Mapping[str, Any]:
+    return json.loads((work / "findings.json").read_text())
+
+
+def test_tied_logits_are_those_of_axlearn(work: Path) -> None:
+    expected = np.load(AXLEARN / "micro-hybrid" / "logits.npz")["logits"]
+    with np.load(work / "tied.npz") as found:
+        assert set(found.files) == {"load_params_from_path", "from_pretrained"}
+        for loader in found.files:
+            np.testing.assert_allclose(found[loader], expected, rtol=0, atol=1e-5)
+
+
+def test_updates_are_those_of_axlearn(work: Path) -> None:
+    # AXLearn (34aed43): clip by 1 / (norm + 1e-8), Adam with .9 and .95, and
+    # p -= schedule * (peak * scale * adam + decay * p).
+    with np.load(work / "updates.npz") as file:
+        found = {name: file[name].astype(np.float64) for name in file.files}
+    parameters = {name: found[f"0/{name}"] for name in SCALES}
+    mu, nu = ({name: np.zeros_like(value) for name, value in parameters.items()} for _ in range(2))
+    for step, schedule in enumerate(SCHEDULE, 1):
+        gradients = {name: found[f"gradient {step}/{name}"] for name in SCALES}
+        norm = np.sqrt(sum((value**2).sum() for value in gradients.values()))
+        assert (norm > 1) == bool(step % 2)
+        for name, value in parameters.items():
+            gradient = gradients[name] * min(1, 1 / (norm + 1e-8))
+            mu[name] = 0.9 * mu[name] + 0.1 * gradient
+            nu[name] = 0.95 * nu[name] + 0.05 * gradient**2
+            adam = mu[name] / (1 - 0.9**step) / (np.sqrt(nu[name] / (1 - 0.95**step)) + 1e-8)
+            parameters[name] = value - schedule * (PEAK * SCALES[name] * adam + DECAY * value)
+            np.testing.assert_allclose(found[f"{step}/{name}"], parameters[name], rtol=0, atol=1e-6)
+
+
+def test_the_state_is_that_of_adamw(findings: Mapping[str, Any]) -> None:
+    stock = findings["states stock"]
+    assert set(stock) == {"plain", "mask", "spikes", "frozen"}
+    assert len(set(stock.values())) == 4
+    assert findings["states patched"] == stock
+
+
+def test_the_order_changes_in_the_blocks_that_are_named(findings: Mapping[str, Any]) -> None:
+    blocks = ("qwen2", "qwen3", "qwen3_moe")
+    assert findings["orders stock"] == {block: ["norm", "norm", "rope", "rope"] for block in blocks}
+    assert findings["orders patched"] == {block: ["rope", "rope", "norm", "norm"] for block in blocks}
+    assert "llama2 has no q/k norm that can move" in findings["llama2"]
+
+
+def test_changed_code_is_refused_and_nothing_is_patched(findings: Mapping[str, Any]) -> None:
+    changed = findings["changed"]
+    assert "norm_after_rope: the q/k norm is expected once" in changed["norm_after_rope"]
+    assert "unrounded_tied_logits: the product with a bfloat16 table is expected" in changed["unrounded_tied_logits"]
+    assert "scaled_updates: the call of optax.adamw is expected once" in changed["scaled_updates"]
+    assert changed["all"] == changed["scaled_updates"]
+    assert changed["untouched"]
+
+
+def test_what_does_not_fit_is_refused(findings: Mapping[str, Any]) -> None:
+    assert [("already patched" in message) for message in findings["again"]] == [True, True]
+    for kind, message in findings["types"].items():
+        assert f"found opt_type={kind}" in message
+    assert "no parameter of MaxText's matches params/b; one of its 2 parameters is a/x/kernel" in findings["missing"]
+    assert findings["variables"] == ""  # as MaxText's own trainer passes them
+
+
+def test_nothing_else_of_ours_is_imported(findings: Mapping[str, Any]) -> None:
+    assert {name.split(".")[1] for name in findings["imported"]} == {"maxtext_patch"}
+
+
+TRAINING = (
+    "run_name=R base_output_directory=OUT dataset_type=synthetic tokenizer_path=unused tokenizer_type=huggingface "
+    "skip_jax_distributed_system=True hardware=cpu enable_checkpointing=False steps=2 dtype=float32 "
+    "per_device_batch_size=1 max_target_length=16 megablox=False sparse_matmul=False"
+)
+
+
+def test_all_three_in_a_training_run(maxtext_python: str, tied: Path) -> None:
+    trains = subprocess.run([maxtext_python, "-c", "import ml_collections"], capture_output=True, check=False)
+    if trains.returncode and not environments.in_ci():
+        pytest.skip("the linked .venv-maxtext has no ml-collections, which training needs")
+    done = subprocess.run(
+        [maxtext_python, "-m", "converter.maxtext_patch", "maxtext.trainers.pre_train.train", str(tied / "maxtext.yml"),
+         f"load_parameters_path={tied}/0/items", *shlex.split(TRAINING)],
+        capture_output=True, text=True, cwd=tied.parent, check=False,
+        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tied.parent),
+             "PYTHONPATH": str(environments.ROOT), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"completed step: (\d+)", done.stdout + done.stderr) == ["0", "1"]
+    said = [line for line in done.stderr.splitlines() if line.startswith("maxtext_patch: ")]
+    assert [line.split(": ")[1] for line in said] == [
+        "MaxText 0.2.5", "norm_after_rope", "unrounded_tied_logits", "scaled_updates",
+    ]  # fmt: skip
