@@ -152,6 +152,18 @@ def states(params: Any) -> dict[str, str]:
     }
 
 
+def first_updates(params: Any) -> dict[str, list[float]]:
+    """For each branch the update of one element of each parameter after one step, without weight decay."""
+    found: dict[str, list[float]] = {}
+    for name, keys in BRANCHES.items():
+        config = optimizer_config(**keys)
+        config.adam_weight_decay = 0.0
+        optimizer = optimizers.get_optimizer(config, schedule)
+        change, _ = optimizer.update(jax.tree.map(jax.numpy.ones_like, params), optimizer.init(params), params)
+        found[name] = [float(value.ravel()[0]) for value in jax.tree.leaves(change)]
+    return found
+
+
 def schedule(count: Any) -> Any:
     return PEAK * jax.numpy.asarray(SCHEDULE)[count]
 
@@ -189,6 +201,7 @@ def main() -> None:
     }
     found: dict[str, Any] = {"changed": changed_modules(work)}
     found["orders stock"], found["states stock"] = block_orders(checkpoints[0]), states(params)
+    found["first stock"] = first_updates(params)
     found["llama2"] = refusal(maxtext_patch.apply, ["LLAMA2"])
     for _ in range(2):  # a second time does nothing
         maxtext_patch.apply(["ENVY", *(name.upper() for name in BLOCKS)])
@@ -196,6 +209,7 @@ def main() -> None:
         maxtext_patch.scale_updates(LEAVES)
     found["again"] = [refusal(maxtext_patch.apply), refusal(maxtext_patch.scale_updates, {"b": 0.5})]
     found["orders patched"], found["states patched"] = block_orders(checkpoints[0]), states(params)
+    found["first patched"] = first_updates(params)
     found["types"] = {
         kind: refusal(optimizers.get_optimizer, SimpleNamespace(opt_type=kind), schedule)
         for kind in ("sgd", "adam_pax", "muon")
@@ -203,7 +217,8 @@ def main() -> None:
     optimizer = optimizers.get_optimizer(optimizer_config(), schedule)
     found["missing"] = refusal(optimizer.init, {"a": params["a"]})
     variables = nnx.state(nnx.Dict(a=nnx.Dict(x=nnx.Dict(kernel=nnx.Param(params["b"]))), b=nnx.Param(params["b"])))
-    found["variables"] = refusal(optimizer.init, variables)
+    frozen = optimizers.get_optimizer(optimizer_config(**BRANCHES["frozen"]), schedule)
+    found["variables"] = [refusal(optimizer.init, variables), refusal(frozen.init, variables)]
     updates(params, work / "updates.npz")
     for checkpoint in checkpoints:
         maxtext_logits.logits(checkpoint, str(work / "ids.npy"), str(work / f"{Path(checkpoint).name}.npz"))

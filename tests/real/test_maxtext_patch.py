@@ -97,6 +97,12 @@ def test_the_state_is_that_of_adamw(findings: Mapping[str, Any]) -> None:
     assert findings["states patched"] == stock
 
 
+def test_the_scales_in_every_branch(findings: Mapping[str, Any]) -> None:
+    for branch, stock in findings["first stock"].items():
+        assert (np.array(stock) == 0).sum() == (2 if branch == "frozen" else 0)
+        np.testing.assert_allclose(findings["first patched"][branch], np.array(stock) * [*SCALES.values()], rtol=1e-6)
+
+
 def test_the_order_changes_in_the_blocks_that_are_named(findings: Mapping[str, Any]) -> None:
     blocks = ("qwen2", "qwen3", "qwen3_moe")
     assert findings["orders stock"] == {block: ["norm", "norm", "rope", "rope"] for block in blocks}
@@ -118,7 +124,7 @@ def test_what_does_not_fit_is_refused(findings: Mapping[str, Any]) -> None:
     for kind, message in findings["types"].items():
         assert f"found opt_type={kind}" in message
     assert "no parameter of MaxText's matches params/b; one of its 2 parameters is a/x/kernel" in findings["missing"]
-    assert findings["variables"] == ""  # as MaxText's own trainer passes them
+    assert findings["variables"] == ["", ""]  # as MaxText's own trainer passes them
 
 
 def test_nothing_else_of_ours_is_imported(findings: Mapping[str, Any]) -> None:
