@@ -5,9 +5,8 @@
 RUNS.json is a list of runs, each an object with
 
 * `name`: for the line "NAME ended: EXIT CODE" that answers on stdout,
-* `patch`: the directory of this project, to start through `python -m converter.maxtext_patch`; empty for stock MaxText,
-* `also`: a Python file, executed before the start; may be left out,
-* `arguments`: what follows `maxtext.trainers.pre_train.train`: a configuration, then KEY=VALUE,
+* `command`: what follows `python` in a shell: `-m MODULE ARGUMENT ...`,
+* `path`: a directory to import modules from, such as that of this project; empty for none,
 * `batches`: .npz with `input_ids` and `target_labels`, (step, batch, position); the loop ends where they end,
 * `out`: .npz for what is found; `log`: a file for everything that the run prints.
 
@@ -31,10 +30,8 @@ import jax
 import numpy as np
 from maxtext.common import checkpointing, metric_logger, train_state_nnx
 from maxtext.input_pipeline import input_pipeline_interface
-from maxtext.trainers.pre_train import train
-from maxtext.utils import train_utils
+from maxtext.utils import model_creation_utils, train_utils  # noqa: F401 (the trainer imports it again, at once)
 
-MODULE = train.__name__
 AT_A_TIME = 2
 SCALARS = {
     "loss": "learning/loss",
@@ -111,26 +108,23 @@ def batches_of(file: str):
 
 
 def start(run: dict) -> int:
-    """Runs MaxText's trainer as a program; returns its exit code."""
+    """Runs a command as Python does; returns its exit code."""
     recorder = Recorder()
     recorder.watch()
     input_pipeline_interface.create_data_iterator = lambda config, mesh: (batches_of(run["batches"]), None)
-    if run.get("also"):
-        runpy.run_path(run["also"], run_name="__main__")
-    sys.argv = [MODULE, *run["arguments"]]
+    if run["path"]:
+        sys.path.insert(0, run["path"])
+    option, module, *arguments = run["command"]
+    assert option == "-m"
+    sys.argv = [module, *arguments]
+    code = None
     try:
-        if run["patch"]:
-            sys.path.insert(0, run["patch"])
-            from converter import maxtext_patch
-
-            code = maxtext_patch.main(sys.argv)
-        else:
-            code = runpy.run_module(MODULE, run_name="__main__", alter_sys=True) and 0
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
-    if code == 0:
+        code = end.code
+    if not code:
         np.savez(run["out"], **recorder.found())
-    return code
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def fork(run: dict) -> int:
