@@ -111,7 +111,7 @@ def start(run: dict) -> int:
     """Runs a command as Python does; returns its exit code."""
     recorder = Recorder()
     recorder.watch()
-    input_pipeline_interface.create_data_iterator = lambda config, mesh: (batches_of(run["batches"]), None)
+    input_pipeline_interface.create_data_iterator = lambda *_: (batches_of(run["batches"]), None)
     if run["path"]:
         sys.path.insert(0, run["path"])
     option, module, *arguments = run["command"]

@@ -13,14 +13,20 @@ SCRIPT = Path(__file__).with_name("maxtext_training.py")
 ROOT = SCRIPT.parents[2]
 
 MACHINE = (
-    "hardware=cpu", "skip_jax_distributed_system=true", "attention=dot_product", "sparse_matmul=false", "megablox=false",
-    "dtype=float32", "per_device_batch_size=4", "max_target_length=32", "packing=false", "enable_tensorboard=false",
-    "enable_checkpointing=true", "async_checkpointing=false", "save_checkpoint_on_completion=false",
-    "checkpoint_period=10000", "enable_goodput_recording=false", "monitor_goodput=false",
+    "hardware=cpu", "skip_jax_distributed_system=true", "attention=dot_product", "sparse_matmul=false",
+    "megablox=false", "dtype=float32", "per_device_batch_size=4", "max_target_length=32", "packing=false",
+    "async_checkpointing=false", "save_checkpoint_on_completion=false", "checkpoint_period=10000",
+    "enable_tensorboard=false", "enable_goodput_recording=false", "monitor_goodput=false",
 )  # fmt: skip
 """What this machine and the batches need; nothing that the learner computes with."""
 
-PLACEHOLDERS = {"dataset_type": "synthetic", "dataset_path": "", "tokenizer_path": "unused", "tokenizer_type": "huggingface"}
+PLACEHOLDERS = {
+    "dataset_type": "synthetic",
+    "dataset_path": "",
+    "tokenizer_path": "unused",
+    "tokenizer_type": "huggingface",
+}
+"""What the placeholders of a command become; the data iterator is replaced in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,13 +117,11 @@ def maxtext_state(tensors: Mapping[str, np.ndarray], *, kv_heads: int = 2, optim
 def read_axlearn(step: Path) -> Arrays:
     """Every tensor of an AXLearn step directory."""
     root = step / "gda"
-    paths = [found.parent for found in sorted(root.rglob(".zarray"))]
-    spec = {"driver": "zarr"}
-    return {
-        path.relative_to(root).as_posix(): ts.open({**spec, "kvstore": {"driver": "file", "path": f"{path}/"}}, open=True)
-        .result().read().result()
-        for path in paths
-    }  # fmt: skip
+    result: Arrays = {}
+    for path in (found.parent for found in sorted(root.rglob(".zarray"))):
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}}
+        result[path.relative_to(root).as_posix()] = ts.open(spec, open=True).result().read().result()
+    return result
 
 
 def expected_state(golden: Path, *, optimizer: str = "adamw") -> Arrays:
