@@ -86,7 +86,8 @@ def maxtext_state(tensors: Mapping[str, np.ndarray], *, kv_heads: int = 2, optim
     """The whole state as MaxText saves it, by "/"-joined path; numbers in a path are places of a list.
 
     The schedule's count is one more than the step: AXLearn counts updates from 1, optax from 0. MaxText's adam_pax has
-    one count for both uses, which stays the step, and keeps its moments with the bias corrected: mu / (1 - b1^N).
+    one count for both uses, which stays the step, and keeps its moments with the bias corrected: mu / (1 - b1^N),
+    computed in float64.
 
     Args:
       tensors: the trainer's state as AXLearn's checkpoints name it.
@@ -108,9 +109,9 @@ def maxtext_state(tensors: Mapping[str, np.ndarray], *, kv_heads: int = 2, optim
     if chain:
         state["opt_state/2/count"] = np.array(count + 1, np.int32)
     for moment, decay in (("mu", 0.9), ("nu", 0.95)):
-        correction = 1.0 if chain else 1.0 - decay ** int(count)
         for leaf, values in below(f"{adam}/{moment}/").items():
-            state[f"{place}/{moment}/params/{leaf}"] = values if chain else (values / correction).astype(values.dtype)
+            corrected = values if chain else np.float32(values.astype(np.float64) / (1 - decay ** int(count)))
+            state[f"{place}/{moment}/params/{leaf}"] = corrected
     return state
 
 
