@@ -1,7 +1,9 @@
 """Runs of MaxText's train loop, and how far what they find is from AXLearn's."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +61,9 @@ class TrainLoops:
         self.log = (folder / "log").open("w+")
         # -P: nothing of the project's directory can be imported, unless a run asks for it.
         self.process = subprocess.Popen(
-            [python, "-P", str(SCRIPT), str(requests)], stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=folder
-        )
+            [python, "-P", str(SCRIPT), str(requests)], stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
 
     def __getitem__(self, name: str) -> dict[str, np.ndarray]:
         """What a run found, when it has ended.
@@ -78,8 +81,9 @@ class TrainLoops:
             return dict(file)
 
     def close(self) -> None:
-        """Ends the process, with the runs that nobody asked for."""
-        self.process.terminate()
+        """Ends the process and its forks, with the runs that nobody asked for."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
         self.process.communicate()
         self.log.close()
 
