@@ -110,7 +110,7 @@ def maxtext_state(tensors: Mapping[str, np.ndarray], *, kv_heads: int = 2, optim
         state["opt_state/2/count"] = np.array(count + 1, np.int32)
     for moment, decay in (("mu", 0.9), ("nu", 0.95)):
         for leaf, values in below(f"{adam}/{moment}/").items():
-            corrected = values if chain else np.float32(values.astype(np.float64) / (1 - decay ** int(count)))
+            corrected = values if chain else (values.astype(np.float64) / (1 - decay ** int(count))).astype(np.float32)
             state[f"{place}/{moment}/params/{leaf}"] = corrected
     return state
 
