@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint
 from converter.errors import SourceError
-from converter.storage import DIRECTORY, Blob, storage_of
+from converter.storage import DANGLING, DIRECTORY, Blob, storage_of
 
 MAX_NOTES = 8
 
@@ -71,7 +71,7 @@ def find_step(path: str, step: int | None = None) -> FoundStep:
     """
     status = _status(path)
     if status is None or status.kind != DIRECTORY:
-        found = "does not exist" if not storage_of(path).exists(path) else "is not a directory"
+        found = "does not exist" if status is None else "is not a directory"
         raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
     if is_step(path):
         check_committed(path)
@@ -105,7 +105,7 @@ def holds_steps(path: str) -> bool:
 
 def step_number(directory: str) -> int | None:
     """The step in a step directory's name."""
-    return _number(os.path.basename(os.path.realpath(directory)))
+    return _number(os.path.basename(storage_of(directory).resolve(directory)))
 
 
 def step_state(directory: str) -> str:
@@ -148,7 +148,7 @@ def _named_step(path: str, step: int) -> str:
     """The directory of a step by its number; needs no permission to list the directories above it."""
     name = f"step_{step:08d}"
     places = [os.path.join(path, name), os.path.join(path, "checkpoints", name)]
-    found = [place for place in places if _status(place) is not None or os.path.islink(place)]
+    found = [place for place in places if _status(place) is not None]
     if len(found) > 1:
         raise SourceError(f"{path}: step {step} is both {found[0]} and {found[1]}; pass the one that is meant")
     if not found:
@@ -156,8 +156,7 @@ def _named_step(path: str, step: int) -> str:
         if not below.steps:
             raise _nothing_here(path, below)
         raise SourceError(f"{path}: no step {step}; there are {_list(list(below.steps))}")
-    if _status(found[0]) is None:
-        raise _leads_nowhere(found[0])
+    _follow(found[0])
     check_committed(found[0])
     return found[0]
 
@@ -189,15 +188,12 @@ def _why_not_committed(directory: str) -> str:
     Raises:
       SourceError: that cannot be told, or the step was committed and is not usable.
     """
-    status = _status(directory)
+    status = _follow(directory)
     if status is None:
-        raise _leads_nowhere(directory)
+        raise SourceError(f"{directory} was removed while it was looked for")
     if status.kind != DIRECTORY:
         return "it is not a directory"
-    marker = os.path.join(directory, "index")
-    if _status(marker) is None:
-        if storage_of(marker).exists(marker):
-            raise _leads_nowhere(marker)
+    if _follow(os.path.join(directory, "index")) is None:
         return "it has no index file, so its save or its copy did not finish"
     check_committed(directory)
     return ""
@@ -205,11 +201,9 @@ def _why_not_committed(directory: str) -> str:
 
 def is_step(path: str) -> bool:
     """Whether a directory is a step, committed or not, rather than one above steps."""
-    marker = os.path.join(path, "index")
     return (
         step_number(path) is not None
-        or _status(marker) is not None
-        or storage_of(marker).exists(marker)
+        or _status(os.path.join(path, "index")) is not None
         or storage_of(path).is_directory(os.path.join(path, "gda"))
     )
 
@@ -228,7 +222,7 @@ def _check_whole(checkpoint: Checkpoint) -> None:
 
 
 def _status(place: str) -> Blob | None:
-    """What is at a path; None where nothing is.
+    """What is at a path, be it a link that leads nowhere; None where nothing is.
 
     Raises:
       SourceError: it cannot be told; no permission is not absence.
@@ -241,24 +235,22 @@ def _status(place: str) -> Blob | None:
         raise SourceError(f"{place}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+def _follow(place: str) -> Blob | None:
+    """The same, but a link that leads nowhere is an error."""
+    status = _status(place)
+    if status is not None and status.kind == DANGLING:
+        raise SourceError(f"{place} is a link to {status.problem}, where nothing is")
+    return status
+
+
 def _names(place: str) -> list[str]:
     try:
         return storage_of(place).names(place)
-    except NotADirectoryError:
-        return []
-    except FileNotFoundError:
-        if os.path.islink(place):
-            raise _leads_nowhere(place) from None
+    except (FileNotFoundError, NotADirectoryError):
+        _follow(place)
         return []
     except OSError as error:
         raise SourceError(f"{place}: cannot be listed: {error.strerror}") from None
-
-
-def _leads_nowhere(place: str) -> SourceError:
-    try:
-        return SourceError(f"{place} is a link to {os.readlink(place)}, where nothing is")
-    except OSError:
-        return SourceError(f"{place} was removed while it was looked for")
 
 
 def _number(name: str) -> int | None:
