@@ -4,6 +4,7 @@ A chunk appears under its key only when it is whole. Its checksum is computed on
 bytes as they are stored.
 """
 
+import errno
 import itertools
 import json
 import os
@@ -113,6 +114,8 @@ class LeafStore:
         """
         target = self._name(index)
         try:
+            if storage_of(source) is not self._storage:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
             self._make_parents(target)
             self._storage.link(source, target)
         except OSError as error:
