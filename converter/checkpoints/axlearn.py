@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
-from converter.storage import DIRECTORY, FILE, is_file, read_json, storage_of
+from converter.storage import DIRECTORY, FILE, Blob, is_file, read_json, storage_of
 from converter.storage import short_text as _short
 
 MAX_INDEX_BYTES = 16 << 20
@@ -110,6 +110,20 @@ def is_committed(directory: str) -> bool:
     return is_file(os.path.join(directory, "index"))
 
 
+def status_of(place: str) -> Blob | None:
+    """What is at a path, be it a link that leads nowhere; None where nothing is.
+
+    Raises:
+      SourceError: it cannot be told; no permission is not absence.
+    """
+    try:
+        return storage_of(place).stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{place}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def check_committed(directory: str) -> None:
     """Refuses a step without its commit marker.
 
@@ -117,18 +131,13 @@ def check_committed(directory: str) -> None:
       SourceError: the marker is missing, cannot be seen, or is that of another format.
     """
     index = os.path.join(directory, "index")
-    try:
-        kind = storage_of(index).stat(index).kind
-    except (FileNotFoundError, NotADirectoryError):
-        kind = ""
-    except OSError as error:
-        raise SourceError(f"{index}: cannot be read: {error.strerror}") from None
-    if kind == DIRECTORY:
+    status = status_of(index)
+    if status is not None and status.kind == DIRECTORY:
         raise SourceError(
             f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
             "only the native format is supported, re-save it with the default Checkpointer"
         )
-    if kind != FILE:
+    if status is None or status.kind != FILE:
         raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
 
 

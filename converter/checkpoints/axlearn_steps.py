@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint
+from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint, status_of
 from converter.errors import SourceError
 from converter.storage import DANGLING, DIRECTORY, Blob, storage_of
 
@@ -69,7 +69,7 @@ def find_step(path: str, step: int | None = None) -> FoundStep:
     Raises:
       SourceError: nothing is there, no such step is committed, or a newer step or a directory above it cannot be read.
     """
-    status = _status(path)
+    status = status_of(path)
     if status is None or status.kind != DIRECTORY:
         found = "does not exist" if status is None else "is not a directory"
         raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
@@ -148,7 +148,7 @@ def _named_step(path: str, step: int) -> str:
     """The directory of a step by its number; needs no permission to list the directories above it."""
     name = f"step_{step:08d}"
     places = [os.path.join(path, name), os.path.join(path, "checkpoints", name)]
-    found = [place for place in places if _status(place) is not None]
+    found = [place for place in places if status_of(place) is not None]
     if len(found) > 1:
         raise SourceError(f"{path}: step {step} is both {found[0]} and {found[1]}; pass the one that is meant")
     if not found:
@@ -203,7 +203,7 @@ def is_step(path: str) -> bool:
     """Whether a directory is a step, committed or not, rather than one above steps."""
     return (
         step_number(path) is not None
-        or _status(os.path.join(path, "index")) is not None
+        or status_of(os.path.join(path, "index")) is not None
         or storage_of(path).is_directory(os.path.join(path, "gda"))
     )
 
@@ -217,27 +217,13 @@ def _check_whole(checkpoint: Checkpoint) -> None:
             "copy the step again, or rename the directory if the index is right"
         )
     # The dot asks for permission to enter, which all arrays need.
-    if checkpoint.tensors and _status(os.path.join(directory, "gda", ".")) is None:
+    if checkpoint.tensors and status_of(os.path.join(directory, "gda", ".")) is None:
         raise SourceError(f"{directory}: there is an index, but no gda/ directory; the step was copied incompletely")
-
-
-def _status(place: str) -> Blob | None:
-    """What is at a path, be it a link that leads nowhere; None where nothing is.
-
-    Raises:
-      SourceError: it cannot be told; no permission is not absence.
-    """
-    try:
-        return storage_of(place).stat(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{place}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _follow(place: str) -> Blob | None:
     """The same, but a link that leads nowhere is an error."""
-    status = _status(place)
+    status = status_of(place)
     if status is not None and status.kind == DANGLING:
         raise SourceError(f"{place} is a link to {status.problem}, where nothing is")
     return status

@@ -43,15 +43,10 @@ def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str
 
 
 def load_config(file: str, error: type[Ax2mtError], *, label: str = "") -> dict[str, Any]:
-    """Reads the keys of a `maxtext.yml`.
-
-    Args:
-      file: the file.
-      error: what is raised where it cannot be read.
-      label: how it is called in messages; its name by default.
+    """Reads the keys of a `maxtext.yml`, as `storage.read_small` does.
 
     Raises:
-      Ax2mtError: it is missing, cannot be read, no YAML, or holds no keys.
+      Ax2mtError: as there; or it is no YAML, or holds no keys.
     """
     label = label or file
     try:

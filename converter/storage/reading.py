@@ -38,23 +38,16 @@ def read_small(name: str, limit: int, error: type[Ax2mtError], *, label: str = "
 
 
 def read_json(name: str, limit: int, error: type[Ax2mtError], *, label: str = "", kind: type[Any] = dict) -> Any:
-    """Reads a JSON file of bounded size that holds an object, or a list.
-
-    Args:
-      name: the file.
-      limit: bytes that it may have.
-      error: what is raised where it cannot be read.
-      label: how it is called in messages; its name by default.
-      kind: `dict` or `list`.
+    """Reads a JSON file as `read_small` does; it holds an object, or a list where `kind` is `list`.
 
     Raises:
-      Ax2mtError: it is missing, cannot be read, is larger, no JSON, or holds something else.
+      Ax2mtError: as there; or it is not UTF-8, no JSON, nested too deeply, or holds something else.
     """
     return parse_json(read_small(name, limit, error, label=label), error, label=label or name, kind=kind)
 
 
 def parse_json(data: bytes, error: type[Ax2mtError], *, label: str, kind: type[Any] = dict) -> Any:
-    """The object, or list, of a JSON text; see `read_json`."""
+    """The same for a text that was read; `label` is how its file is called in messages."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as problem:

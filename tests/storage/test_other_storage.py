@@ -1,7 +1,9 @@
 """A checkpoint in a storage that is no file system: everything reads it there, and chunks are copied where they are."""
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from converter.errors import SourceError
 from converter.planning.source import open_source
 from converter.storage import STORAGES
 from tests.conftest import Cli
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.memory_storage import MemoryStorage
 
 SOURCE = Path(__file__).parents[1] / "data" / "axlearn" / "micro-hybrid-sharded"
@@ -85,6 +88,14 @@ def test_faults_name_the_url(name: str, content: bytes | None, expected: str, me
         open_source(STEP)
     assert STEP in str(caught.value)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["index", f"{TENSOR}/.zarray"])
+def test_what_the_system_says_is_handed_on(name: str, faulty: FaultyStorage) -> None:
+    faulty.fail("read", f"{name}$", errno.ESTALE)
+    with pytest.raises(SourceError) as caught:
+        open_source(str(SOURCE))
+    assert f"{name}: cannot be read: {os.strerror(errno.ESTALE)}" in str(caught.value)
 
 
 def test_a_storage_copies_by_itself(memory: MemoryStorage, tmp_path: Path) -> None:
