@@ -1,4 +1,4 @@
-"""Turns what a user wrote for a path into an absolute local path: once, in the same way for every command.
+"""Turns what a user wrote for a path into an absolute path, or the URL of a storage: once, and alike for every command.
 
 Everything behind this door works with absolute paths: TensorStore takes no others, and reads some characters in its own
 way. What the user wrote is kept beside it, for reports.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from converter.errors import Ax2mtError, UsageError
+from converter.storage import STORAGES
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)")
 
@@ -28,12 +29,12 @@ _GCS_PREFIX = "gs:/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """A place on a local file system.
+    """A place in a storage.
 
     Attributes:
       given: as the user wrote it.
-      path: its absolute path, without `.`, `..`, doubled or trailing slashes. Symbolic links are not followed, except
-        before a `..`, which leads to the parent of what the link points to.
+      path: its URL, without trailing slashes; or its absolute path, without `.`, `..`, doubled or trailing slashes.
+        Symbolic links are not followed, except before a `..`, which leads to the parent of what the link points to.
     """
 
     given: str
@@ -41,22 +42,26 @@ class Location:
 
     def shown(self, path: str) -> str:
         """A path at or below this place, in the user's words."""
-        below = os.path.relpath(path, self.path)
-        return self.given if below == "." else os.path.join(self.given, below)
+        below = path.removeprefix(self.path).lstrip("/")
+        return os.path.join(self.given, below) if below else self.given
 
 
-def locate(text: str, error: type[Ax2mtError]) -> Location:
+def locate(text: str, error: type[Ax2mtError], *, local: bool = False) -> Location:
     """Finds the place that a user's path means; nothing needs to be there.
 
     Args:
-      text: a path, relative or absolute, where a leading `~` is a home directory; or a `file://` URL.
+      text: a path, relative or absolute, where a leading `~` is a home directory; a `file://` URL, or one of a storage.
       error: what to raise; the exit code belongs to it.
+      local: it has to be on a local file system, as everything but a checkpoint is.
 
     Raises:
-      Ax2mtError: the path is empty, remote or of an unknown user, or there is no current directory to start from.
+      Ax2mtError: the path is empty, of an unknown user or in no storage, or there is no current directory.
     """
     if not text:
         raise error("empty path: expected a file or directory; is a shell variable unset?")
+    scheme, mark, name = text.partition("://")
+    if mark and not local and scheme.lower() in STORAGES:
+        return Location(given=text, path=f"{scheme.lower()}://{name.rstrip('/')}")
     path = _from_url(text, error)
     if path is None:
         path = os.path.expanduser(text)

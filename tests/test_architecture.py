@@ -31,6 +31,7 @@ HELPERS = (
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "axes": (),  # a language: it knows no file and no model
     "storage": (),  # where bytes live: it knows no array
+    "location": ("storage",),  # a helper: the storages say which URLs there are
     "arrays": ("axes", "storage"),  # how an array is stored as chunks
     "mapping": ("axes",),  # a family's table as data: it knows no checkpoint
     "checkpoints": ("axes", "storage", "arrays", "mapping"),  # how arrays form a checkpoint
@@ -161,6 +162,53 @@ def test_modules_have_no_circle() -> None:
 
     for module in edges:
         visit(module, ())
+
+
+FILES_OF_ITS_OWN = {
+    "work.py": "what Linux says about this process",
+    "own_process.py": "the program's own files",
+    "location.py": "where `..` leads in a user's local path",
+    "maxtext_patch.py": "MaxText's own files",
+    "mapping/bundled.py": "the tables that come with the program",
+    "mapping/file.py": "a user's table",
+    "forward/tokens.py": "a user's tokens",
+    "forward/run.py": "the file of logits, --out",
+    "report/json_page.py": "docs/json.md",
+    "checkpoints/orbax_commit.py": "hands a local directory to Orbax, which knows no storage of ours",
+}
+"""Modules outside of `storage` that open files: what they open is no part of a checkpoint, with one exception."""
+
+BY_NAME = frozenset({
+    *("access", "chmod", "chown", "link", "listdir", "lstat", "makedirs", "mkdir", "open", "readlink", "remove"),
+    *("rename", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink", "truncate", "unlink", "utime", "walk"),
+    *(f"path.{name}" for name in ("exists", "getmtime", "getsize", "isdir", "isfile", "islink", "ismount", "lexists")),
+    *("path.realpath", "path.samefile"),
+})  # fmt: skip
+"""Functions of `os` that look at a file by its name."""
+
+
+def file_accesses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Calls that look at the local file system."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            module, _, function = name.partition(".")
+            by_name = module == "os" and function in BY_NAME
+            if by_name or name == "open" or module in ("Path", "glob", "mmap", "pathlib", "shutil"):
+                yield node.lineno, name
+
+
+def test_checkpoints_are_read_and_written_through_a_storage() -> None:
+    found = {
+        f"{path.relative_to(CONVERTER)}:{line}: {name}"
+        for path, tree in trees().items()
+        if part(path) != "storage"
+        for line, name in file_accesses(tree)
+    }
+    wrong = [line for line in sorted(found) if line.split(":")[0] not in FILES_OF_ITS_OWN]
+    assert not wrong, "\n".join(("use storage_of(name):", *wrong))
+    idle = FILES_OF_ITS_OWN.keys() - {line.split(":")[0] for line in found}
+    assert not idle, f"open no files: {sorted(idle)}"
 
 
 FACTS_ABOUT_MAXTEXT = {

@@ -8,6 +8,7 @@ from converter.arrays.zarr import array_metadata, parse_array
 from converter.axes import Box
 from converter.dtypes import item_size
 from converter.errors import Ax2mtError, SourceError, reason
+from converter.storage import storage_of
 
 DRIVERS = {2: "zarr", 3: "zarr3"}
 
@@ -128,7 +129,7 @@ def open_stored_array(
 
 def _spec(directory: str, database_key: str | None, zarr_format: int) -> dict[str, Any]:
     """TensorStore's specification to read an array; a missing chunk raises."""
-    place = {"driver": "file", "path": directory.rstrip("/") + "/"}
+    place = storage_of(directory).kvstore(directory)
     return {
         "driver": DRIVERS[zarr_format],
         "kvstore": place if database_key is None else {"driver": "ocdbt", "base": place, "path": database_key + "/"},

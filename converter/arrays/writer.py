@@ -4,6 +4,7 @@ A chunk appears under its key only when it is whole. Its checksum is computed on
 bytes as they are stored.
 """
 
+import errno
 import itertools
 import json
 import os
@@ -45,7 +46,7 @@ class LeafStore:
         self.leaf = leaf
         self.directory = directory
         self._storage = storage_of(directory)
-        self.digests: dict[tuple[int, ...], int] = {}
+        self.digests: dict[tuple[int, ...], int | None] = {}
         self._database_key = database_key
         self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
         path = self._metadata_path()
@@ -113,6 +114,8 @@ class LeafStore:
         """
         target = self._name(index)
         try:
+            if storage_of(source) is not self._storage:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
             self._make_parents(target)
             self._storage.link(source, target)
         except OSError as error:
@@ -122,6 +125,7 @@ class LeafStore:
                 f"{target}: cannot be linked to {source}: {error.strerror}; --link needs source and destination on one "
                 "file system that has hard links; to copy, run the command without --link and with --fresh"
             ) from None
+        self.digests[index] = None
 
     def has_chunk(self, index: tuple[int, ...]) -> bool:
         """Whether an earlier run stored this chunk whole: it is there and its checksum is right."""
@@ -172,12 +176,13 @@ class LeafStore:
 
 
 class _Checksums:
-    """The running checksum and digest of a chunk's stored bytes."""
+    """The running checksum and digest of a chunk's stored bytes; no digest where the bytes were not seen."""
 
     def __init__(self, index: tuple[int, ...], *, with_crc: bool):
         self.with_crc = with_crc
         self.crc = 0
         self.hash = start_chunk(index)
+        self.is_seen = True
 
     def add(self, data: Any) -> None:
         if not len(data):
@@ -185,6 +190,10 @@ class _Checksums:
         if self.with_crc:
             self.crc = crc32c(data, self.crc)
         self.hash.update(data)
+
+    def add_unseen(self, crc: int) -> None:
+        """Takes bytes of which only the checksum is known; they are the first ones."""
+        self.crc, self.is_seen = crc, False
 
     def trailer(self) -> bytes:
         """What is stored behind the bytes so far, and counts for the digest."""
@@ -203,8 +212,8 @@ class _Checksums:
             self.add(data[:-CRC_BYTES])
         return held == self.trailer()
 
-    def digest(self) -> int:
-        return self.hash.intdigest()
+    def digest(self) -> int | None:
+        return self.hash.intdigest() if self.is_seen else None
 
 
 class ChunkWriter:
@@ -225,14 +234,17 @@ class ChunkWriter:
             self._sums.add(room[:count])
             self._file.added(count)
 
-    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
-        """Takes all bytes of a blob and shows each piece; see `Writer.copy_from`."""
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> bool:
+        """Takes all bytes of a blob and shows each piece; tells whether it did, see `Writer.copy_from`."""
 
         def add(piece: memoryview) -> None:
             look(piece)
             self._sums.add(piece)
 
-        self._file.copy_from(source, add)
+        checksum = self._file.copy_from(source, add)
+        if checksum is not None:
+            self._sums.add_unseen(checksum)
+        return checksum is None
 
     def commit(self) -> None:
         """Makes the chunk appear."""
@@ -241,6 +253,6 @@ class ChunkWriter:
             self._file.write(trailer)
         self._file.commit()
 
-    def digest(self) -> int:
-        """The digest of all bytes, the checksum's included."""
+    def digest(self) -> int | None:
+        """The digest of all bytes, the checksum's included; None where the storage copied them by itself."""
         return self._sums.digest()

@@ -5,10 +5,8 @@ so. So the files are compared with the chunk grid before any work (see `audit`),
 `fill_missing_data_reads: false` (see `opened`).
 """
 
-import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +14,8 @@ from converter.arrays.array import Array
 from converter.arrays.encoding import FLAT_KEYS, LEVEL, NESTED_KEYS, ZSTD, ChunkKeys, Encoding
 from converter.dtypes import ITEM_SIZES, NAMES_OF_ZARR2, ZARR2_NAMES
 from converter.errors import SourceError
+from converter.storage import read_json
+from converter.storage import short_text as _text
 
 MAX_METADATA_BYTES = 1 << 20
 MAX_DIMENSIONS = 32
@@ -42,23 +42,7 @@ def read_array(path: str, directory: str, zarr_format: int = 2) -> Array:
       SourceError: it is missing, damaged, or in version 2 describes something that AXLearn does not write.
     """
     file = os.path.join(directory, ".zarray" if zarr_format == 2 else "zarr.json")
-    try:
-        if not stat.S_ISREG(os.stat(file).st_mode):
-            raise SourceError(f"{path}: {file} is not a regular file")
-        with open(file, "rb") as stream:
-            data = stream.read(MAX_METADATA_BYTES + 1)
-    except FileNotFoundError:
-        raise SourceError(f"{path}: {file} is missing") from None
-    except OSError as error:
-        raise SourceError(f"{path}: {file} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_METADATA_BYTES:
-        raise SourceError(f"{path}: {file} is larger than {MAX_METADATA_BYTES >> 20} MiB, no array metadata")
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: {file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise SourceError(f"{path}: {file}: expected a JSON object")
+    content = read_json(file, MAX_METADATA_BYTES, SourceError, label=f"{path}: {file}")
     if zarr_format == 2:
         return _array(path, directory, content)
     try:
@@ -225,14 +209,6 @@ def _check_filters(content: Mapping[str, Any], where: str) -> None:
         raise SourceError(f"{where}: filters {_text(filters)} are not supported; expected null")
     if separator != ".":
         raise SourceError(f"{where}: the dimension separator {_text(separator)} is not supported; expected '.'")
-
-
-def _text(value: object) -> str:
-    """A value of somebody else's JSON for a message."""
-    try:
-        return repr(value)[:80]
-    except RecursionError:
-        return "a deeply nested value"
 
 
 def _lengths(value: object) -> bool:

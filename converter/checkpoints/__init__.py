@@ -22,7 +22,7 @@ from converter.checkpoints.maxtext import (
     open_target,
     orbax_problems,
 )
-from converter.checkpoints.maxtext_config import config_yaml, parse_config, same_value, whole_config
+from converter.checkpoints.maxtext_config import config_yaml, load_config, same_value, whole_config
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.checkpoints.receipt import (
     NO_DIGEST,
@@ -67,11 +67,11 @@ __all__ = [
     "is_maxtext_checkpoint",
     "is_recorded",
     "leaf_key",
+    "load_config",
     "metadata_entry",
     "open_checkpoint",
     "open_target",
     "orbax_problems",
-    "parse_config",
     "read_receipt",
     "read_records",
     "recorded_fits",

@@ -7,16 +7,16 @@ of pairs; a pair whose value is a dictionary is a tensor, with its shape as a te
 """
 
 import dataclasses
-import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
+from converter.storage import DIRECTORY, FILE, Blob, is_file, read_json, storage_of
+from converter.storage import short_text as _short
 
 MAX_INDEX_BYTES = 16 << 20
 """An index of 100,000 tensors takes 13 MB; a larger file is not an index."""
@@ -107,7 +107,21 @@ class Checkpoint:
 
 def is_committed(directory: str) -> bool:
     """Whether a step directory has its commit marker."""
-    return os.path.isfile(os.path.join(directory, "index"))
+    return is_file(os.path.join(directory, "index"))
+
+
+def status_of(place: str) -> Blob | None:
+    """What is at a path, be it a link that leads nowhere; None where nothing is.
+
+    Raises:
+      SourceError: it cannot be told; no permission is not absence.
+    """
+    try:
+        return storage_of(place).stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{place}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def check_committed(directory: str) -> None:
@@ -117,18 +131,13 @@ def check_committed(directory: str) -> None:
       SourceError: the marker is missing, cannot be seen, or is that of another format.
     """
     index = os.path.join(directory, "index")
-    try:
-        mode = os.stat(index).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        mode = 0
-    except OSError as error:
-        raise SourceError(f"{index}: cannot be read: {error.strerror}") from None
-    if stat.S_ISDIR(mode):
+    status = status_of(index)
+    if status is not None and status.kind == DIRECTORY:
         raise SourceError(
             f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
             "only the native format is supported, re-save it with the default Checkpointer"
         )
-    if not stat.S_ISREG(mode):
+    if status is None or status.kind != FILE:
         raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
 
 
@@ -143,7 +152,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
     tensors: dict[str, IndexEntry] = {}
     others: dict[str, None] = {}
     step: int | None = None
-    for pair in _read_index(file):
+    for pair in read_json(file, MAX_INDEX_BYTES, SourceError, kind=list):
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
             raise SourceError(f"{file}: expected pairs of a path and a value, found {_short(pair)}")
         path, value = pair
@@ -164,23 +173,6 @@ def read_checkpoint(directory: str) -> Checkpoint:
     for path, problem in _nested(file, tensors):
         tensors[path] = dataclasses.replace(tensors[path], problem=problem)
     return Checkpoint(directory, step, tensors, tuple(other for other in others if other != "step"))
-
-
-def _read_index(file: str) -> list[object]:
-    try:
-        with open(file, "rb") as stream:
-            data = stream.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_INDEX_BYTES:
-        raise SourceError(f"{file}: larger than {MAX_INDEX_BYTES >> 20} MiB; expected a list of tensors")
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(content, list):
-        raise SourceError(f"{file}: expected a JSON list, found {_short(content)}")
-    return content
 
 
 def _index_entry(file: str, path: str, value: Mapping[str, object]) -> IndexEntry:
@@ -225,11 +217,3 @@ def _nested(file: str, tensors: Mapping[str, IndexEntry]) -> Iterator[tuple[str,
             yield "/".join(outer), problem
         else:
             outer = parts
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= 80 else text[:77] + "..."

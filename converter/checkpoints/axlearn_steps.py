@@ -12,9 +12,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint
+from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint, status_of
 from converter.errors import SourceError
-from converter.storage import DIRECTORY, Blob, storage_of
+from converter.storage import DANGLING, DIRECTORY, Blob, storage_of
 
 MAX_NOTES = 8
 
@@ -69,9 +69,9 @@ def find_step(path: str, step: int | None = None) -> FoundStep:
     Raises:
       SourceError: nothing is there, no such step is committed, or a newer step or a directory above it cannot be read.
     """
-    status = _status(path)
+    status = status_of(path)
     if status is None or status.kind != DIRECTORY:
-        found = "does not exist" if not storage_of(path).exists(path) else "is not a directory"
+        found = "does not exist" if status is None else "is not a directory"
         raise SourceError(f"{path} {found}; expected an AXLearn step or trainer directory")
     if is_step(path):
         check_committed(path)
@@ -105,7 +105,7 @@ def holds_steps(path: str) -> bool:
 
 def step_number(directory: str) -> int | None:
     """The step in a step directory's name."""
-    return _number(os.path.basename(os.path.realpath(directory)))
+    return _number(os.path.basename(storage_of(directory).resolve(directory)))
 
 
 def step_state(directory: str) -> str:
@@ -148,7 +148,7 @@ def _named_step(path: str, step: int) -> str:
     """The directory of a step by its number; needs no permission to list the directories above it."""
     name = f"step_{step:08d}"
     places = [os.path.join(path, name), os.path.join(path, "checkpoints", name)]
-    found = [place for place in places if _status(place) is not None or os.path.islink(place)]
+    found = [place for place in places if status_of(place) is not None]
     if len(found) > 1:
         raise SourceError(f"{path}: step {step} is both {found[0]} and {found[1]}; pass the one that is meant")
     if not found:
@@ -156,8 +156,7 @@ def _named_step(path: str, step: int) -> str:
         if not below.steps:
             raise _nothing_here(path, below)
         raise SourceError(f"{path}: no step {step}; there are {_list(list(below.steps))}")
-    if _status(found[0]) is None:
-        raise _leads_nowhere(found[0])
+    _follow(found[0])
     check_committed(found[0])
     return found[0]
 
@@ -189,15 +188,12 @@ def _why_not_committed(directory: str) -> str:
     Raises:
       SourceError: that cannot be told, or the step was committed and is not usable.
     """
-    status = _status(directory)
+    status = _follow(directory)
     if status is None:
-        raise _leads_nowhere(directory)
+        raise SourceError(f"{directory} was removed while it was looked for")
     if status.kind != DIRECTORY:
         return "it is not a directory"
-    marker = os.path.join(directory, "index")
-    if _status(marker) is None:
-        if storage_of(marker).exists(marker):
-            raise _leads_nowhere(marker)
+    if _follow(os.path.join(directory, "index")) is None:
         return "it has no index file, so its save or its copy did not finish"
     check_committed(directory)
     return ""
@@ -205,11 +201,9 @@ def _why_not_committed(directory: str) -> str:
 
 def is_step(path: str) -> bool:
     """Whether a directory is a step, committed or not, rather than one above steps."""
-    marker = os.path.join(path, "index")
     return (
         step_number(path) is not None
-        or _status(marker) is not None
-        or storage_of(marker).exists(marker)
+        or status_of(os.path.join(path, "index")) is not None
         or storage_of(path).is_directory(os.path.join(path, "gda"))
     )
 
@@ -223,42 +217,26 @@ def _check_whole(checkpoint: Checkpoint) -> None:
             "copy the step again, or rename the directory if the index is right"
         )
     # The dot asks for permission to enter, which all arrays need.
-    if checkpoint.tensors and _status(os.path.join(directory, "gda", ".")) is None:
+    if checkpoint.tensors and status_of(os.path.join(directory, "gda", ".")) is None:
         raise SourceError(f"{directory}: there is an index, but no gda/ directory; the step was copied incompletely")
 
 
-def _status(place: str) -> Blob | None:
-    """What is at a path; None where nothing is.
-
-    Raises:
-      SourceError: it cannot be told; no permission is not absence.
-    """
-    try:
-        return storage_of(place).stat(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{place}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+def _follow(place: str) -> Blob | None:
+    """The same, but a link that leads nowhere is an error."""
+    status = status_of(place)
+    if status is not None and status.kind == DANGLING:
+        raise SourceError(f"{place} is a link to {status.problem}, where nothing is")
+    return status
 
 
 def _names(place: str) -> list[str]:
     try:
         return storage_of(place).names(place)
-    except NotADirectoryError:
-        return []
-    except FileNotFoundError:
-        if os.path.islink(place):
-            raise _leads_nowhere(place) from None
+    except (FileNotFoundError, NotADirectoryError):
+        _follow(place)
         return []
     except OSError as error:
         raise SourceError(f"{place}: cannot be listed: {error.strerror}") from None
-
-
-def _leads_nowhere(place: str) -> SourceError:
-    try:
-        return SourceError(f"{place} is a link to {os.readlink(place)}, where nothing is")
-    except OSError:
-        return SourceError(f"{place} was removed while it was looked for")
 
 
 def _number(name: str) -> int | None:

@@ -3,8 +3,8 @@
 Never fails on what it finds: what cannot be read is reported as such, and work is bounded.
 """
 
+import itertools
 import os
-import stat
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,10 @@ from converter.checkpoints.maxtext import Target, find_items, read_target
 from converter.checkpoints.names import CONFIG_NAME, METADATA_KEY, RECEIPT_NAME
 from converter.errors import Ax2mtError, SourceError
 from converter.location import locate, unreadable_name
-from converter.storage import is_litter
+from converter.storage import DANGLING, DIRECTORY, FILE, is_file, litter_in, storage_of, without_litter
 
 MAX_ENTRIES = 20_000
-"""Directory entries that are looked at in all; figures that would need more are marked as incomplete."""
+"""Entries below a directory whose sizes are added up; figures that would need more are marked as incomplete."""
 
 MAX_ARRAYS = 2_000
 """Arrays whose metadata is read."""
@@ -87,14 +87,17 @@ def inspect(path: str) -> Inspection:
 
 
 def _inspect(path: str, place: str) -> Inspection:
-    if not os.path.lexists(place):
+    storage = storage_of(place)
+    try:
+        found = storage.stat(place)
+    except (FileNotFoundError, NotADirectoryError):
         return Inspection(path, "absent", "nothing is there")
-    if not os.path.exists(place):
+    if found.kind == DANGLING:
         return Inspection(path, "no-directory", "a link that leads nowhere")
-    if not os.path.isdir(place):
-        return Inspection(path, "no-directory", f"a {_file_kind(os.stat(place).st_mode)}, no directory")
-    names = _names(place)
-    if os.path.isdir(os.path.join(place, "index")):
+    if found.kind != DIRECTORY:
+        return Inspection(path, "no-directory", f"a {found.problem or found.kind}, no directory")
+    names = without_litter(storage.names(place))
+    if storage.is_directory(os.path.join(place, "index")):
         return _orbax_step(path, place)
     if "index" in names and ("gda" in names or step_number(place) is not None):
         return _axlearn_step(path, place)
@@ -108,12 +111,12 @@ def _inspect(path: str, place: str) -> Inspection:
     target = _maxtext(path, place)
     if target is not None:
         return target
-    if any(ORBAX_TEMPORARY in name for name in names) or os.path.isdir(os.path.join(place, "0", "items")):
+    if any(ORBAX_TEMPORARY in name for name in names) or storage.is_directory(os.path.join(place, "0", "items")):
         return _half_written(path, place, names)
     result = Inspection(path, "directory", "a directory, but no checkpoint")
     result.facts["entries"] = len(names)
     result.missing.append("step_* directories, index and gda/ (AXLearn) or <step>/items/_METADATA (MaxText)")
-    if os.path.lexists(place + WIP_SUFFIX):
+    if storage.exists(place + WIP_SUFFIX):
         result.facts["unfinished_conversion"] = place + WIP_SUFFIX
     return result
 
@@ -183,7 +186,7 @@ def _orbax_step(path: str, place: str) -> Inspection:
     result.facts["step"] = step_number(place)
     result.facts.update(_size(place))
     for name in ("_CHECKPOINT_METADATA", "state/_METADATA"):
-        if not os.path.isfile(os.path.join(place, name)):
+        if not is_file(os.path.join(place, name)):
             result.missing.append(name)
     return result
 
@@ -195,6 +198,7 @@ def _maxtext(path: str, place: str) -> Inspection | None:
         return None
     result = Inspection(path, "maxtext-checkpoint", "a MaxText/Orbax checkpoint")
     result.leaves = _target_leaves(target)
+    config = os.path.join(target.root, CONFIG_NAME)
     result.facts.update({
         "step": target.step,
         "items": target.items,
@@ -205,10 +209,9 @@ def _maxtext(path: str, place: str) -> Inspection | None:
         "dtypes": _dtypes(result.leaves),
         "scan_layers": target.custom.get("scan_layers"),
         "digests": METADATA_KEY in target.custom,
-        "receipt": os.path.isfile(os.path.join(target.root, RECEIPT_NAME)),
-        "config": os.path.join(target.root, CONFIG_NAME)
-        if os.path.isfile(os.path.join(target.root, CONFIG_NAME)) else None,
-        "sharding_file": os.path.isfile(os.path.join(target.items, "_sharding")),
+        "receipt": is_file(os.path.join(target.root, RECEIPT_NAME)),
+        "config": config if is_file(config) else None,
+        "sharding_file": is_file(os.path.join(target.items, "_sharding")),
         **_size(target.step_directory),
     })  # fmt: skip
     result.missing += [*target.problems, *(leaf.problem for leaf in result.leaves if leaf.problem)]
@@ -242,40 +245,19 @@ def _target_leaves(target: Target) -> list[LeafInfo]:
     return leaves
 
 
-def _names(place: str) -> list[str]:
-    names: list[str] = []
-    with os.scandir(place) as entries:
-        for entry in entries:
-            if is_litter(entry.name):
-                continue
-            names.append(entry.name)
-            if len(names) >= MAX_ENTRIES:
-                break
-    return names
-
-
 def _size(place: str) -> dict[str, Any]:
     """Bytes and files below a directory, without litter, as far as MAX_ENTRIES entries go."""
-    total = files = litter = seen = 0
-    waiting = [place]
-    while waiting and seen < MAX_ENTRIES:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    seen += 1
-                    if is_litter(entry.name):
-                        litter += 1
-                    elif entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        files += 1
-                        total += entry.stat(follow_symlinks=False).st_size
-                    if seen >= MAX_ENTRIES:
-                        break
-        except OSError:
-            continue
+    total = files = seen = 0
+    litter: set[str] = set()
+    for blob in itertools.islice(storage_of(place).walk(place), MAX_ENTRIES):
+        seen += 1
+        if ignored := litter_in(blob.name):
+            litter.add(ignored)
+        elif blob.kind == FILE:
+            files += 1
+            total += blob.size
     size = {"files": files, "bytes": total, "size_complete": seen < MAX_ENTRIES}
-    return {**size, "litter": litter} if litter else size
+    return {**size, "litter": len(litter)} if litter else size
 
 
 def _dtypes(leaves: list[LeafInfo]) -> dict[str, int]:
@@ -290,8 +272,3 @@ def _product(shape: tuple[int, ...]) -> int:
     for length in shape:
         result *= length
     return result
-
-
-def _file_kind(mode: int) -> str:
-    kinds = ((stat.S_ISREG, "file"), (stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "pipe"), (stat.S_ISCHR, "device"))
-    return next((name for test, name in kinds if test(mode)), "special file")

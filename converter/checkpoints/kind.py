@@ -3,7 +3,6 @@
 A format is one module of this package, and one entry in FORMATS.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from converter.checkpoints.axlearn_steps import holds_steps, open_step
 from converter.checkpoints.maxtext import holds_items
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import Location
+from converter.storage import storage_of
 
 AXLEARN = "AXLearn"
 MAXTEXT = "MaxText"
@@ -100,7 +100,8 @@ def check_pair(source: Location, destination: Location) -> None:
       DestinationError: the destination is AXLearn's.
     """
     check_order(source, destination)
-    if os.path.realpath(source.path) == os.path.realpath(destination.path) and os.path.exists(source.path):
+    real = [storage_of(place.path).resolve(place.path) for place in (source, destination)]
+    if real[0] == real[1] and storage_of(real[0]).exists(real[0]):
         raise UsageError(f"SRC and DST are the same directory, {source.path}; expected a checkpoint and its conversion")
     check_source(source)
     if checkpoint_kind(destination.path) == AXLEARN:

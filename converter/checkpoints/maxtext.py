@@ -7,7 +7,6 @@ MaxText 0.2.5.
     <DST>/<step>/{_CHECKPOINT_METADATA, commit_success.txt, items/{_METADATA, commit_success.txt, <arrays>}}
 """
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from converter.arrays import OpenArray, new_context, open_stored_array
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME
 from converter.errors import Ax2mtError, DestinationError, VerificationError, reason
 from converter.location import check_committable, locate
-from converter.storage import without_litter
+from converter.storage import is_file, read_json, storage_of, without_litter
 
 MAX_METADATA_BYTES = 256 << 20
 MARKER = "commit_success.txt"
@@ -95,15 +94,15 @@ def find_items(path: str) -> str:
       VerificationError: there is no MaxText checkpoint.
     """
     for place in (path, os.path.join(path, "items")):
-        if os.path.isfile(os.path.join(place, "_METADATA")):
+        if is_file(os.path.join(place, "_METADATA")):
             return place
     try:
-        steps = sorted((int(name) for name in os.listdir(path) if name.isdecimal()), reverse=True)
+        steps = sorted((int(name) for name in storage_of(path).names(path) if name.isdecimal()), reverse=True)
     except OSError as error:
         raise VerificationError(f"{path}: no MaxText checkpoint: {error.strerror}") from None
     for step in steps:
         items = os.path.join(path, str(step), "items")
-        if os.path.isdir(items):
+        if storage_of(items).is_directory(items):
             return items
     raise VerificationError(f"{path}: no MaxText checkpoint here; expected <step>/items/_METADATA")
 
@@ -111,7 +110,7 @@ def find_items(path: str) -> str:
 def has_items(path: str) -> bool:
     """Whether a path means a MaxText checkpoint whose tree is described."""
     try:
-        return os.path.isfile(os.path.join(find_items(path), "_METADATA"))
+        return is_file(os.path.join(find_items(path), "_METADATA"))
     except VerificationError:
         return False
 
@@ -141,7 +140,7 @@ def read_target(items: str) -> Target:
     """
     step_directory = os.path.dirname(items)
     name = os.path.basename(step_directory)
-    tree = read_json(os.path.join(items, "_METADATA"))
+    tree = read_json(os.path.join(items, "_METADATA"), MAX_METADATA_BYTES, VerificationError)
     leaves: dict[str, str] = {}
     skipped: list[str] = []
     try:
@@ -157,32 +156,13 @@ def read_target(items: str) -> Target:
     problems = [
         f"{os.path.join(place, MARKER)} is missing: an object store takes the checkpoint for unfinished"
         for place in (step_directory, items)
-        if not os.path.isfile(os.path.join(place, MARKER))
+        if not is_file(os.path.join(place, MARKER))
     ]
     custom, problem = _custom_metadata(step_directory)
     return Target(
         os.path.dirname(step_directory), step_directory, items, int(name) if name.isdecimal() else None, leaves,
         tuple(skipped), use_ocdbt, use_zarr3, custom, tuple(problems + ([problem] if problem else [])),
     )  # fmt: skip
-
-
-def read_json(path: str) -> Any:
-    """Reads a JSON file of bounded size.
-
-    Raises:
-      VerificationError: it is missing, too large, or no JSON.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_METADATA_BYTES + 1)
-    except OSError as error:
-        raise VerificationError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        if len(data) > MAX_METADATA_BYTES:
-            raise ValueError("larger than any metadata")
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise VerificationError(f"{path}: damaged, not valid JSON: {str(error)[:200]}") from None
 
 
 def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -219,10 +199,10 @@ def _nothing(record: logging.LogRecord) -> bool:
 def _custom_metadata(step_directory: str) -> tuple[dict[str, Any], str]:
     path = os.path.join(step_directory, CUSTOM_METADATA)
     try:
-        custom = read_json(path)["custom_metadata"]
+        custom = read_json(path, MAX_METADATA_BYTES, VerificationError)["custom_metadata"]
     except VerificationError as error:
         return {}, error.message
-    except (KeyError, TypeError):
+    except KeyError:
         return {}, f"{path}: has no custom_metadata"
     if not isinstance(custom, dict):
         return {}, f"{path}: custom_metadata is empty; MaxText looks for scan_layers there"
@@ -231,7 +211,7 @@ def _custom_metadata(step_directory: str) -> tuple[dict[str, Any], str]:
 
 def is_maxtext_checkpoint(path: str) -> bool:
     """Whether a directory holds MaxText checkpoints and nothing else, apart from litter."""
-    names = [name for name in without_litter(os.listdir(path)) if name not in (CONFIG_NAME, RECEIPT_NAME)]
+    names = [name for name in without_litter(storage_of(path).names(path)) if name not in (CONFIG_NAME, RECEIPT_NAME)]
     return bool(names) and all(
-        name.isdigit() and os.path.isfile(os.path.join(path, name, "items", "_METADATA")) for name in names
+        name.isdigit() and is_file(os.path.join(path, name, "items", "_METADATA")) for name in names
     )

@@ -10,6 +10,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from converter.checkpoints.names import ITEMS
+from converter.errors import Ax2mtError
+from converter.storage import read_small
+
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,6 +40,22 @@ def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str
     ]
     text = yaml.dump(body, Dumper=_block_dumper(), sort_keys=False, default_flow_style=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + text
+
+
+def load_config(file: str, error: type[Ax2mtError], *, label: str = "") -> dict[str, Any]:
+    """Reads the keys of a `maxtext.yml`, as `storage.read_small` does.
+
+    Raises:
+      Ax2mtError: as there; or it is no YAML, or holds no keys.
+    """
+    label = label or file
+    try:
+        found = parse_config(read_small(file, MAX_CONFIG_BYTES, error, label=label))
+    except ValueError as problem:
+        raise error(f"{label}: is not valid YAML: {problem}") from None
+    if not isinstance(found, dict):
+        raise error(f"{label}: is not a mapping of keys to values")
+    return found
 
 
 def parse_config(data: bytes | str) -> Any:

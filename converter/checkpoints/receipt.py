@@ -4,7 +4,8 @@ A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` ove
 may come in any order and from any thread, and a chunk in a wrong place counts as a wrong chunk. The grid index is one
 little-endian 64-bit number a dimension. So a chunk that is passed on is digested without decoding it, and the stored
 bytes determine every element, together with the array's metadata, which is in the receipt. A leaf that was linked to
-the source has no digest, for its chunks were never read: its kind is `none`, that of all others `stored`.
+the source, or copied by the storage, has no digest, for its chunks were never read: its kind is `none`, that of all
+others `stored`.
 
 The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
 the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
@@ -12,7 +13,7 @@ the checkpoint: where the weights came from, and size and digest of every file t
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ import xxhash
 
 from converter.arrays import CHUNKS, MANIFEST_NAME
 from converter.checkpoints.names import METADATA_KEY, RECEIPT_NAME
-from converter.storage import has_litter_in, storage_of, without_litter
+from converter.errors import VerificationError
+from converter.storage import DIRECTORY, FILE, has_litter_in, parse_json, read_small, storage_of
 
 VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
@@ -29,19 +31,22 @@ MAX_RECEIPT_BYTES = 256 << 20
 STORED, NO_DIGEST = "stored", "none"
 """Kinds of record."""
 
+ARRAY_METADATA = ("zarr.json", ".zarray")
+
 _MODULUS = 1 << 128
 _READ_BYTES = 4 << 20
 
 
-def stored_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+def stored_record(chunks: Mapping[tuple[int, ...], int | None]) -> dict[str, Any]:
     """The record of a leaf whose chunks were digested as they were stored.
 
     Args:
-      chunks: the chunk's place in the grid to its digest; empty for a leaf that was linked.
+      chunks: the chunk's place in the grid to its digest; None for one that was never read.
     """
-    if not chunks:
+    digests = [digest for digest in chunks.values() if digest is not None]
+    if not digests or len(digests) < len(chunks):
         return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
-    return {"kind": STORED, "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
+    return {"kind": STORED, "xxh3": f"{sum(digests) % _MODULUS:032x}", "chunks": len(digests)}
 
 
 def metadata_entry(
@@ -183,17 +188,16 @@ def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
 
 def read_receipt(directory: str) -> tuple[dict[str, Any] | None, str]:
     """The receipt, checked against its own digest; or None and the reason."""
+    label = RECEIPT_NAME
     try:
-        data = storage_of(directory).read(os.path.join(directory, RECEIPT_NAME), MAX_RECEIPT_BYTES + 1)
-    except FileNotFoundError:
-        return None, "is missing"
-    except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
+        data = read_small(os.path.join(directory, RECEIPT_NAME), MAX_RECEIPT_BYTES, VerificationError, label=label)
+    except VerificationError as error:
+        return None, error.message.removeprefix(f"{label}: ")
     try:
-        document = json.loads(data)
+        document = parse_json(data, VerificationError, label=label)
         document.pop("digest")
         intact = data == _render(document) and isinstance(document["files"], dict)
-    except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
+    except (VerificationError, KeyError):
         return None, "is damaged: expected a receipt of ax2mt"
     if not intact:
         return None, "is damaged: it differs from its own digest"
@@ -215,7 +219,17 @@ def metadata_files(directory: str) -> list[str]:
     A directory with array metadata holds chunks only, besides that metadata; an OCDBT database that we wrote has its
     chunks in a directory of their own. Those that others wrote mix chunks with the tree: all of it counts as metadata.
     """
-    return sorted(path for path in _walk(directory) if path != RECEIPT_NAME)
+    storage = storage_of(directory)
+    files = [
+        blob.name
+        for blob in storage.walk(directory)
+        if blob.kind == FILE
+        or (blob.kind != DIRECTORY and not storage.is_directory(os.path.join(directory, blob.name)))
+    ]
+    arrays = {os.path.dirname(name) for name in files if os.path.basename(name) in ARRAY_METADATA}
+    databases = {os.path.dirname(name) for name in files if os.path.basename(name) == MANIFEST_NAME}
+    chosen = [name for name in files if name != RECEIPT_NAME and not _is_chunk(name, arrays, databases)]
+    return sorted(name for name in chosen if not has_litter_in(name))
 
 
 def file_digest(path: str) -> dict[str, Any]:
@@ -229,16 +243,17 @@ def file_digest(path: str) -> dict[str, Any]:
     return {"bytes": size, "xxh3": state.hexdigest()}
 
 
-def _walk(directory: str) -> Iterable[str]:
-    for place, directories, names in os.walk(directory):
-        directories[:] = sorted(without_litter(directories))
-        if MANIFEST_NAME in names and CHUNKS in directories:
-            directories.remove(CHUNKS)
-        arrays = [name for name in ("zarr.json", ".zarray") if name in names]
-        if arrays:
-            directories.clear()
-        for name in arrays or without_litter(names):
-            yield os.path.relpath(os.path.join(place, name), directory)
+def _is_chunk(path: str, arrays: Collection[str], databases: Collection[str]) -> bool:
+    """Whether a file is a chunk, by the directories of arrays and databases that it is in."""
+    below, described = path, os.path.basename(path) in ARRAY_METADATA
+    while below:
+        above, name = os.path.split(below)
+        if above in arrays and not described:
+            return True
+        if above in databases and name == CHUNKS and below != path:
+            return True
+        below, described = above, False
+    return False
 
 
 def _render(document: Mapping[str, Any]) -> bytes:

@@ -28,7 +28,8 @@ def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
     """Copies one chunk; returns its bytes.
 
     The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found. One that does
-    not say what size it decodes to is decoded first.
+    not say what size it decodes to is decoded first. Of a chunk that the storage copies by itself, only the frame's
+    head is looked at.
 
     Raises:
       SourceError: the chunk cannot be read, or is not one whole chunk of this array.
@@ -41,8 +42,7 @@ def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
         look: Callable[[memoryview], None] = check.feed if check else lambda _: None
 
         def fill(writer: ChunkWriter) -> None:
-            writer.copy_from(chunk, look)
-            if check:
+            if writer.copy_from(chunk, look) and check:
                 check.finish()
 
         store.store_chunk(target_index(index, store.leaf.encoding.order), size, fill)

@@ -108,7 +108,7 @@ def check_overlap(target: str, source: str) -> None:
     source_place = locate(source, SourceError).path
     real, real_source = storage_of(target).resolve(target), storage_of(source_place).resolve(source_place)
     for place in (real, real + SUFFIX, real + JOURNAL_SUFFIX):
-        if os.path.commonpath([place, real_source]) in (place, real_source):
+        if f"{place}/".startswith(f"{real_source}/") or f"{real_source}/".startswith(f"{place}/"):
             raise DestinationError(f"{place}: overlaps the source {source}; give a directory outside of it")
 
 

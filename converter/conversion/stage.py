@@ -16,9 +16,11 @@ from converter.arrays import Array, LeafStore
 from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
-from converter.storage import Publication, storage_of, write_error
+from converter.storage import Publication, read_json, storage_of, write_error
 
 LOCK = "lock"
+
+MAX_JOURNAL_BYTES = 256 << 20
 
 SOURCE_FILES = "source files"
 """The part of a conversion that tells one state of the source from another."""
@@ -209,11 +211,10 @@ class Stage:
     def _read(self) -> dict[str, Any]:
         """The journal; empty where it is missing or damaged."""
         try:
-            content = json.loads(self.storage.read(self.journal))
-        except (OSError, ValueError):
+            content = read_json(self.journal, MAX_JOURNAL_BYTES, DestinationError)
+        except DestinationError:
             return {}
-        valid = isinstance(content, dict) and isinstance(content.get("conversion"), dict) and "published" in content
-        return content if valid else {}
+        return content if isinstance(content.get("conversion"), dict) and "published" in content else {}
 
     def _write_journal(self, conversion: Any, *, published: bool, source_fault: bool = False) -> None:
         content = {"conversion": conversion, "published": published, "source_fault": source_fault}
@@ -227,7 +228,7 @@ class Stage:
         with suppress(OSError):
             self.storage.remove(self.output)
         leaves = os.path.join(self.root, "leaves")
-        for blob in self.storage.walk(leaves):
+        for blob in list(self.storage.walk(leaves)):
             if self.storage.is_unfinished(blob.name) or blob.name.endswith(".__lock"):
                 self.storage.remove(os.path.join(leaves, blob.name))
 

@@ -43,12 +43,13 @@ class Written:
     """The outcome of a run.
 
     Attributes:
-      digests: leaf path to chunk index to the digest of the chunk as stored; chunks that were linked have none.
+      digests: leaf path to chunk index to the digest of the chunk as stored; None for chunks that were never read:
+        those that were linked, or that the storage copied by itself.
       counts: what was done.
       peak_in_flight: bytes of the budget that were in use at most.
     """
 
-    digests: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    digests: dict[str, dict[tuple[int, ...], int | None]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     peak_in_flight: int = 0
 
@@ -81,7 +82,7 @@ class _Engine:
         self.progress = progress
         self.budget = ByteBudget(self.plan.options.max_memory)
         self.counts = Counts()
-        self.digests: dict[str, dict[tuple[int, ...], int]] = {}
+        self.digests: dict[str, dict[tuple[int, ...], int | None]] = {}
         self.stop = threading.Event()
         self.failure: BaseException | None = None
         self.lock = threading.Lock()

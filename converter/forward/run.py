@@ -36,6 +36,7 @@ from converter.mapping import (
     source_arithmetic,
 )
 from converter.planning import open_source
+from converter.storage import is_file
 from converter.words import format_size
 from converter.work import Progress, peak_resident
 
@@ -147,7 +148,7 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     weights = maxtext_weights(target, table, path, notes)
     has_unembedding = "unembedding" in weights.top
     beside = os.path.join(target.root, CONFIG_NAME)
-    file = beside if os.path.isfile(beside) else None
+    file = beside if is_file(beside) else None
     converted = converted_keys(table, weights.settings)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}
@@ -250,7 +251,7 @@ def _write_file(out: str, tokens: Tokens, vocabulary: int, collect: Callable[[Ca
         raise UsageError(f"--out {out}: expected a file that ends in .npz or .jsonl")
     if out.endswith(".npz") and not tokens.rectangular:
         raise UsageError(f"--out {out}: sequences of different lengths do not fit an .npz; write a .jsonl")
-    file = locate(out, DestinationError).path
+    file = locate(out, DestinationError, local=True).path
     part = file + ".part"
     try:
         writer(part, tokens, vocabulary, collect)

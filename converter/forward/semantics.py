@@ -1,12 +1,11 @@
 """What a model computes from its weights: every point in which AXLearn's decoder and MaxText's can differ."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.checkpoints import parse_config
+from converter.checkpoints import load_config
 from converter.errors import SourceError, UsageError
 from converter.mapping import Arithmetic, parse_setting
 
@@ -199,15 +198,7 @@ def read_config(
 
 
 def _load(file: str) -> dict[str, Any]:
-    try:
-        with open(file, "rb") as stream:
-            content = parse_config(stream.read())
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SourceError(f"{file}: not valid YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise SourceError(f"{os.path.abspath(file)}: expected a mapping of keys to values")
+    content = load_config(file, SourceError)
     found = {key: content[key] for key in (*STOCK_KEYS, *ONLY) if key in content}
     for key, value in found.items():
         if key in ONLY:

@@ -63,7 +63,7 @@ def read_tokens(file: str, vocabulary: int) -> Tokens:
       UsageError: the file is missing, or is not of this form.
     """
     try:
-        place = locate(file, UsageError).path
+        place = locate(file, UsageError, local=True).path
         sequences = _read_npz(file, place) if file.endswith(".npz") else _read_lines(file, place)
     except OSError as error:
         raise UsageError(f"--tokens {file}: cannot be read: {error.strerror or error}") from None

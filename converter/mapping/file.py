@@ -50,7 +50,7 @@ def find_mapping(name: str) -> MappingTable:
     """
     if name in table_names():
         return load_mapping(table_path(name))
-    if not os.path.isfile(locate(name, MappingError).path):
+    if not os.path.isfile(locate(name, MappingError, local=True).path):
         raise MappingError(f"no mapping {name!r}: bundled are {', '.join(table_names())}, and no such file exists")
     return load_mapping(name)
 
@@ -61,7 +61,7 @@ def load_mapping(path: str) -> MappingTable:
     Raises:
       MappingError: the file cannot be read, is no TOML, or its content is wrong; `details` lists all faults.
     """
-    place = locate(path, MappingError).path
+    place = locate(path, MappingError, local=True).path
     try:
         with open(place, "rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -12,7 +12,8 @@ from converter.storage.base import (
     Storage,
     Writer,
 )
-from converter.storage.litter import PROBE, find_litter, has_litter_in, is_litter, without_litter
+from converter.storage.litter import PROBE, has_litter_in, is_litter, litter_in, without_litter
+from converter.storage.reading import find_litter, is_file, parse_json, read_json, read_small, short_text
 from converter.storage.registry import STORAGES, storage_of
 from converter.storage.write_errors import free_text, write_error
 
@@ -32,7 +33,13 @@ __all__ = [
     "find_litter",
     "free_text",
     "has_litter_in",
+    "is_file",
     "is_litter",
+    "litter_in",
+    "parse_json",
+    "read_json",
+    "read_small",
+    "short_text",
     "storage_of",
     "without_litter",
     "write_error",

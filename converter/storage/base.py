@@ -25,11 +25,11 @@ class Blob:
 
     Attributes:
       name: its name below the place that was listed; the whole name from `stat`.
-      kind: FILE, DIRECTORY, OTHER (a pipe, a device), DANGLING or UNREADABLE.
-      size: bytes; 0 for anything but a file.
+      kind: FILE, DIRECTORY, OTHER (a pipe, a device; in a walk, a link), DANGLING or UNREADABLE.
+      size: bytes; 0 for a directory.
       version: differs where the content was written again: the time of change in nanoseconds, a generation, an ETag.
       checksum: the CRC-32C of the content, where the storage knows it without reading.
-      problem: what a dangling link points to, or why nothing can be said about an unreadable entry.
+      problem: what a dangling link points to, why nothing can be said about an unreadable entry, or what another is.
     """
 
     name: str
@@ -126,12 +126,17 @@ class Writer(Protocol):
         """Takes bytes that were put at the start of `room`."""
         ...
 
-    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> int | None:
         """Takes all bytes of a blob in the cheapest way that the storage has; before any other write.
+
+        A storage that knows the source's checksum may copy without reading, so that no byte passes this machine.
 
         Args:
           source: a blob from which nothing was read yet.
-          look: is shown all bytes, in order.
+          look: is shown all bytes, in order; or none of them.
+
+        Returns:
+          None where `look` was shown all bytes, else their CRC-32C.
 
         Raises:
           ReadError: the source cannot be read, or changed its size meanwhile.
@@ -168,7 +173,7 @@ class Storage(Protocol):
         ...
 
     def stat(self, name: str) -> Blob:
-        """What has a name. Raises `FileNotFoundError` where nothing has."""
+        """What has a name, links followed. Raises `FileNotFoundError` where nothing has."""
         ...
 
     def exists(self, name: str) -> bool:
@@ -196,7 +201,7 @@ class Storage(Protocol):
         ...
 
     def walk(self, directory: str) -> Iterator[Blob]:
-        """All blobs below a directory that are none themselves; links are not followed. None where nothing is there."""
+        """All that is below a directory, its directories too; links are not followed. Nothing where it is not there."""
         ...
 
     def is_unfinished(self, name: str) -> bool:
@@ -207,12 +212,16 @@ class Storage(Protocol):
         """Which of these are no files."""
         ...
 
-    def read(self, name: str, limit: int = -1) -> bytes:
-        """The content of a small blob; `limit` bytes of it at most, where given."""
+    def read(self, name: str, limit: int) -> bytes:
+        """The content of a small file, `limit` bytes of it at most; fails for anything else, such as a pipe."""
         ...
 
     def open(self, name: str) -> Reader:
         """Opens a blob."""
+        ...
+
+    def kvstore(self, directory: str) -> dict[str, Any]:
+        """TensorStore's specification of a directory."""
         ...
 
     def create(self, name: str, size: int = 0) -> Writer:

@@ -76,7 +76,7 @@ class ChunkFile:
     def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> None:
         """Shares the source's blocks on disk, or writes its pages directly, or copies it piece by piece.
 
-        Its bytes are read in any case, to be looked at.
+        Its bytes are read in any case, to be looked at: no file system knows their checksum.
         """
         size = source.size()
         copy = _Copy(source, size, look)

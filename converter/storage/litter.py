@@ -4,7 +4,7 @@ One definition for all that looks into directories. A name is litter by itself, 
 name that does not belong to a checkpoint remains a finding.
 """
 
-import os
+import functools
 import re
 from collections.abc import Iterable
 
@@ -44,6 +44,7 @@ PROBE = ".ax2mt-probe"
 """Our own: an empty directory that a killed run left in its destination, see `publishing`."""
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_litter(name: str) -> bool:
     """Whether a file or directory of this name, without its path, is litter of a system or a tool."""
     return name == PROBE or _LITTER.fullmatch(name) is not None
@@ -56,15 +57,10 @@ def without_litter(names: Iterable[str]) -> list[str]:
 
 def has_litter_in(path: str) -> bool:
     """Whether some part of a relative path is litter: what a litter directory holds is litter too."""
-    return any(map(is_litter, path.split("/")))
+    return bool(litter_in(path))
 
 
-def find_litter(directory: str, limit: int) -> list[str]:
-    """Paths of litter below a directory, sorted, `limit` at most; what a litter directory holds is not listed."""
-    found: list[str] = []
-    for place, directories, files in os.walk(directory):
-        found += (os.path.relpath(os.path.join(place, n), directory) for n in (*directories, *files) if is_litter(n))
-        directories[:] = without_litter(directories)
-        if len(found) >= limit:
-            break
-    return sorted(found)[:limit]
+def litter_in(path: str) -> str:
+    """A relative path up to its first part that is litter; empty where none is."""
+    parts = path.split("/")
+    return next(("/".join(parts[: number + 1]) for number, part in enumerate(parts) if is_litter(part)), "")

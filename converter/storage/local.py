@@ -1,10 +1,11 @@
 """Local file systems, and whatever is mounted to look like one."""
 
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from typing import Any
 
 import converter.storage.publishing as publishing
 from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Publication, Space
@@ -15,8 +16,15 @@ from converter.storage.lock import FileLock
 LONGEST_NAME = 255
 """Bytes of a name, where the file system does not say."""
 
+READ_SIZE = 64 << 10
+"""Most small files fit."""
+
 LONGEST_PATH = 4096
 """Bytes of a path in Linux."""
+
+
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY}
+_OTHERS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"}
 
 
 class LocalStorage:
@@ -26,7 +34,12 @@ class LocalStorage:
         return os.path.realpath(name)
 
     def stat(self, name: str) -> Blob:
-        return _blob(name, os.stat(name))
+        try:
+            return _blob(name, os.stat(name))
+        except FileNotFoundError:
+            if os.path.islink(name):
+                return Blob(name=name, kind=DANGLING, problem=os.readlink(name))
+            raise
 
     def exists(self, name: str) -> bool:
         return os.path.lexists(name)
@@ -55,13 +68,21 @@ class LocalStorage:
                     yield Blob(name=entry.name, kind=UNREADABLE, problem=error.strerror or str(error))
 
     def walk(self, directory: str) -> Iterator[Blob]:
-        for place, _, names in os.walk(directory):
-            prefix = os.path.join(os.path.relpath(place, directory), "").removeprefix("./")
-            for name in names:
-                with suppress(FileNotFoundError):
-                    status = os.lstat(os.path.join(place, name))
-                    version = status.st_mtime_ns
-                    yield Blob(name=prefix + name, kind=_kind(status), size=status.st_size, version=version)
+        waiting = [""]
+        while waiting:
+            prefix = waiting.pop()
+            try:
+                with os.scandir(os.path.join(directory, prefix)) as entries:
+                    for entry in entries:
+                        try:
+                            blob = _blob(prefix + entry.name, entry.stat(follow_symlinks=False))
+                        except FileNotFoundError:
+                            continue
+                        if blob.kind == DIRECTORY:
+                            waiting.append(f"{blob.name}/")
+                        yield blob
+            except OSError:
+                continue  # removed meanwhile, or not for us to see
 
     def is_unfinished(self, name: str) -> bool:
         return name.endswith(PART)
@@ -69,12 +90,25 @@ class LocalStorage:
     def missing(self, names: Iterable[str]) -> "list[str]":
         return [name for name in names if not os.path.isfile(name)]
 
-    def read(self, name: str, limit: int = -1) -> bytes:
-        with open(name, "rb") as file:
-            return file.read(limit)
+    def read(self, name: str, limit: int) -> bytes:
+        # A pipe is opened without waiting for its other end.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file", name)
+            data = piece = os.read(descriptor, min(READ_SIZE, limit))
+            while piece and len(data) < limit:
+                piece = os.read(descriptor, limit - len(data))
+                data += piece
+            return data
+        finally:
+            os.close(descriptor)
 
     def open(self, name: str) -> FileReader:
         return FileReader(name)
+
+    def kvstore(self, directory: str) -> dict[str, Any]:
+        return {"driver": "file", "path": directory.rstrip("/") + "/"}
 
     def create(self, name: str, size: int = 0) -> ChunkFile:
         return open_chunk_file(name, size)
@@ -157,11 +191,8 @@ def _nearest(path: str) -> str:
 
 
 def _blob(name: str, status: os.stat_result) -> Blob:
-    kind = _kind(status)
-    return Blob(name=name, kind=kind, size=status.st_size if kind == FILE else 0, version=status.st_mtime_ns)
-
-
-def _kind(status: os.stat_result) -> str:
-    if stat.S_ISREG(status.st_mode):
-        return FILE
-    return DIRECTORY if stat.S_ISDIR(status.st_mode) else OTHER
+    mode = stat.S_IFMT(status.st_mode)
+    kind = _KINDS.get(mode, OTHER)
+    size = 0 if kind == DIRECTORY else status.st_size
+    problem = _OTHERS.get(mode, "special file") if kind == OTHER else ""
+    return Blob(name=name, kind=kind, size=size, version=status.st_mtime_ns, problem=problem)

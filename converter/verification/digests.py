@@ -26,7 +26,7 @@ from converter.checkpoints import (
 from converter.errors import DestinationError, UsageError, VerificationError
 from converter.location import locate
 from converter.planning import DEFAULT_MEMORY
-from converter.storage import find_litter, has_litter_in
+from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
 from converter.verification.result import Finding, Verification
 from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
@@ -110,7 +110,7 @@ def _lost_digests(target: Target, findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a checkpoint without digests: first that they are gone, which is the cause of others."""
     file = os.path.join(target.step_directory, CUSTOM_METADATA)
     place = os.path.relpath(file, target.root)
-    what = "is missing" if not os.path.lexists(file) else "is damaged or was replaced: it has no ax2mt digests"
+    what = "is missing" if not storage_of(file).exists(file) else "is damaged or was replaced: it has no ax2mt digests"
     cause = (
         f"{what}; chunks were decoded, but their values could not be checked: restore the file from a copy, or compare "
         "with the source: verify SRC DST"

@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from converter.checkpoints import CONFIG_NAME, Target, is_recorded, parse_config, same_value, whole_config
+from converter.checkpoints import CONFIG_NAME, Target, is_recorded, load_config, same_value, whole_config
+from converter.errors import VerificationError
 from converter.mapping import MODEL, TRAINING, MappingTable, training_keys
+from converter.storage import storage_of
 from converter.verification.result import Finding
-
-MAX_CONFIG_BYTES = 1 << 20
 
 
 def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]:
@@ -84,16 +84,13 @@ def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding],
 
 def _read_config(root: str) -> tuple[Mapping[str, Any] | None, str]:
     """The file's keys; or None and what is wrong, which is nothing where there is no file."""
-    try:
-        with open(os.path.join(root, CONFIG_NAME), "rb") as file:
-            found = parse_config(file.read(MAX_CONFIG_BYTES))
-    except FileNotFoundError:
+    file = os.path.join(root, CONFIG_NAME)
+    if not storage_of(file).exists(file):
         return None, ""
-    except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
-    except ValueError as error:
-        return None, f"is not valid YAML: {error}"
-    return (found, "") if isinstance(found, dict) else (None, "is not a mapping of keys to values")
+    try:
+        return load_config(file, VerificationError, label=CONFIG_NAME), ""
+    except VerificationError as error:
+        return None, error.message.removeprefix(f"{CONFIG_NAME}: ")
 
 
 def _compare(

@@ -177,7 +177,7 @@ def test_a_flipped_bit_in_any_byte_of_the_receipt_is_found(checkpoint: Path) -> 
 def test_a_receipt_that_is_not_there_or_cannot_be_read(checkpoint: Path) -> None:
     assert check_receipt(str(checkpoint)) == [("ax2mt.json", "is missing")]
     (checkpoint / "ax2mt.json").mkdir()
-    assert check_receipt(str(checkpoint)) == [("ax2mt.json", "cannot be read: Is a directory")]
+    assert check_receipt(str(checkpoint)) == [("ax2mt.json", "cannot be read: it is not a regular file")]
     shutil.rmtree(checkpoint / "ax2mt.json")
     for text in ("[]", "{}", '{"digest": 1}', "[" * 100_000):
         (checkpoint / "ax2mt.json").write_text(text)

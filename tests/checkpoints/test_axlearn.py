@@ -107,7 +107,7 @@ def test_all_that_the_index_and_the_arrays_disagree_on(tmp_path: Path) -> None:
     assert caught.value.details == (
         "b: index says int32[2, 3], .zarray says float32[2, 3]",
         "c: index says float32[3, 2], .zarray says float32[2, 3]",
-        f"d: {step}/gda/d/.zarray is missing",
+        f"d: {step}/gda/d/.zarray: is missing",
     )
     with pytest.raises(SourceError, match="array metadata of 1 tensor is wrong"):
         checkpoint.read_arrays(["a", "b"])

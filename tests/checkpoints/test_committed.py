@@ -52,9 +52,13 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no leaf": ("zarr2", lambda items: shutil.rmtree(items / LEAF), "cannot be opened"),
     "no database": ("ocdbt", lambda items: (items / "manifest.ocdbt").unlink(), "cannot be opened"),
     "no nodes": ("ocdbt", lambda items: shutil.rmtree(items / "d"), "cannot be opened"),
-    "no tree": ("files", lambda items: (items / "_METADATA").unlink(), "_METADATA: cannot be read"),
+    "no tree": ("files", lambda items: (items / "_METADATA").unlink(), "_METADATA: is missing"),
     "no marker": ("files", lambda items: (items / "commit_success.txt").unlink(), "commit_success.txt is missing"),
-    "no step metadata": ("ocdbt", lambda items: (items.parent / "_CHECKPOINT_METADATA").unlink(), "cannot be read"),
+    "no step metadata": (
+        "ocdbt",
+        lambda items: (items.parent / "_CHECKPOINT_METADATA").unlink(),
+        "_CHECKPOINT_METADATA: is missing",
+    ),
     "a leaf not in the tree": (
         "files",
         lambda items: edit(items / "_METADATA", tree_metadata={}),

@@ -77,7 +77,7 @@ def test_missing_and_contradicting_tensors_are_listed(tmp_path):
     ("text", "message"),
     [
         ("[", "not valid JSON"),
-        ("[]", "expected Orbax's tree metadata"),
+        ("[]", "expected a JSON object"),
         ("{}", "expected Orbax's tree metadata"),
         ('{"tree_metadata": {"x": 1}}', "expected Orbax's tree metadata"),
     ],

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from converter.storage.litter import find_litter, has_litter_in, is_litter, without_litter
+from converter.storage import find_litter
+from converter.storage.litter import has_litter_in, is_litter, without_litter
 
 LITTER = [
     *(".DS_Store", "._index", "._.DS_Store", "Thumbs.db", "desktop.ini", ".directory", "__MACOSX"),
