@@ -17,5 +17,5 @@ if __name__ == "__main__":
     if "--until-eof" in sys.argv:
         sys.stdin.read()
     else:
-        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        signal.pause()
     server.stop()

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tests.helpers.gcs.faults import Fault
-from tests.helpers.gcs.server import CONTROL, Server
+from tests.helpers.gcs.protocol import Reply, Request
+from tests.helpers.gcs.server import CONTROL, Server, control
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,6 +39,8 @@ class Gcs:
             "GOOGLE_CLOUD_PROJECT": "project",
             "EPATH_USE_TF": "false",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            # google-cloud-storage 3.17 else asks for the bucket from a thread at some time, only for its traces.
+            "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
             "NO_PROXY": "127.0.0.1",
         }
 
@@ -120,12 +123,7 @@ class Gcs:
         with self._lock:
             self._connection.request(method, CONTROL + path, body)
             reply = self._connection.getresponse()
-            data = reply.read()
-        if reply.status == 404:
-            raise KeyError(path)
-        if reply.status != 200:
-            raise ValueError(f"{method} {path}: {reply.status} {data.decode()}")
-        return data
+            return _content(Reply(status=reply.status, body=reply.read()), path)
 
 
 class FakeGcs(Gcs):
@@ -139,6 +137,9 @@ class FakeGcs(Gcs):
     def inject(self, fault: Fault) -> None:
         """Adds a fault, which may have a predicate."""
         self.server.api.faults.add(fault)
+
+    def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        return _content(control(self.server.api, Request.parse(method, CONTROL + path, {}, body, self.url)), path)
 
     def close(self) -> None:
         """Ends the store."""
@@ -167,6 +168,14 @@ def local_tree(directory: Path) -> Mapping[str, bytes]:
     """All contents below a directory, by path."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+def _content(reply: Reply, path: str) -> bytes:
+    if reply.status == 404:
+        raise KeyError(path)
+    if reply.status != 200:
+        raise ValueError(f"{path}: {reply.status} {reply.body.decode()}")
+    return reply.body
 
 
 def _join(prefix: str, rest: str) -> str:

@@ -13,7 +13,7 @@ from tests.helpers.gcs.model import Refused, invalid
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request; header names are in lower case."""
+    """A request; header names are in lower case, values of a repeated parameter are joined by newlines."""
 
     method: str
     path: str
@@ -26,7 +26,9 @@ class Request:
     def parse(cls, method: str, url: str, headers: Mapping[str, str], body: bytes, base: str) -> "Request":
         """From the parts of an HTTP message."""
         place = urlsplit(url)
-        params = dict(parse_qsl(place.query, keep_blank_values=True))
+        params: dict[str, str] = {}
+        for name, value in parse_qsl(place.query, keep_blank_values=True):
+            params[name] = f"{params[name]}\n{value}" if name in params else value
         lower = {name.lower(): value for name, value in headers.items()}
         return cls(method=method, path=place.path, params=params, headers=lower, body=body, base=base)
 

@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         base = f"http://{self.headers.get('Host') or '127.0.0.1:%d' % self.server.server_port}"
         request = Request.parse(self.command, self.path, dict(self.headers.items()), body, base)
         if request.path.startswith(CONTROL):
-            self._send(_answer_control(api, request))
+            self._send(control(api, request))
             return
         reply, call, ending = api.handle(request)
         if ending and ending.kind == "lost":
@@ -145,7 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
 
-def _answer_control(api: Api, request: Request) -> Reply:
+def control(api: Api, request: Request) -> Reply:
+    """What tests ask for and change; none of it is counted or meets faults."""
     try:
         return _control(api, request)
     except Refused as error:
@@ -153,7 +154,6 @@ def _answer_control(api: Api, request: Request) -> Reply:
 
 
 def _control(api: Api, request: Request) -> Reply:
-    """What tests ask for and change from outside; none of it is counted or meets faults."""
     what, _, rest = request.path.removeprefix(CONTROL).partition("/")
     bucket, _, name = unquote(rest).partition("/")
     document: object = {}
