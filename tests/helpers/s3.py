@@ -139,9 +139,11 @@ class SeaweedFs(S3):
             "-volume.max=40", "-volume.preStopSeconds=0", "-s3.port.iceberg=0", "-s3.port.lance=0", *options,
         ]  # fmt: skip
         # The shell kills the server when its standard input ends, which it does even if this process is killed.
+        litter = " ".join(f"/tmp/seaweedfs-*-{port}.sock" for port in ports)
+        script = f'"$@" </dev/null & cat; kill -9 $!; wait; rm -f {litter}'
         with (directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", '"$@" </dev/null & cat; kill -9 $!', "sh", *command],
+                ["sh", "-c", script, "sh", *command],
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
         try:

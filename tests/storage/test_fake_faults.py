@@ -13,8 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from google.api_core.exceptions import Forbidden, PreconditionFailed, ServiceUnavailable, TooManyRequests, Unauthorized
+from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed, ServiceUnavailable, TooManyRequests
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import InvalidOperation
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.exceptions import ConnectionError as Disconnected
@@ -22,11 +23,14 @@ from requests.exceptions import ConnectionError as Disconnected
 from tests.helpers.gcs import FakeGcs, Fault, Gcs, ProcessGcs
 from tests.helpers.gcs.client import ROOT
 
+# The types of the client's optional arguments are too narrow.
+Bucket = Any
+
 QUICK = DEFAULT_RETRY.with_delay(initial=0.001, maximum=0.001)
 
 
 @pytest.fixture
-def bucket(gcs: FakeGcs) -> Iterator[storage.Bucket]:
+def bucket(gcs: FakeGcs) -> Iterator[Bucket]:
     """An empty bucket of our fake."""
     gcs.make_bucket("bucket")
     client = storage.Client(project="p", credentials=AnonymousCredentials())
@@ -34,7 +38,7 @@ def bucket(gcs: FakeGcs) -> Iterator[storage.Bucket]:
     client.close()
 
 
-def put(bucket: storage.Bucket, name: str, data: bytes = b"data", **options: Any) -> storage.Blob:
+def put(bucket: Bucket, name: str, data: bytes = b"data", **options: Any) -> Any:
     blob = bucket.blob(name)
     blob.upload_from_string(data, content_type="application/octet-stream", **{"retry": None, **options})
     return blob
@@ -48,7 +52,7 @@ def raw_get(gcs: Gcs, name: str) -> Iterator[http.client.HTTPResponse]:
             yield answer
 
 
-def test_every_third_request_is_refused(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_every_third_request_is_refused(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault(operation="objects.insert", every=3))
     outcomes: list[bool] = []
     for number in range(7):
@@ -66,7 +70,7 @@ def test_every_third_request_is_refused(gcs: FakeGcs, bucket: storage.Bucket) ->
     assert gcs.counters()["done"]["objects.insert"] == 8
 
 
-def test_too_many_requests(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_too_many_requests(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.put("bucket", "x", b"data")
     gcs.inject(Fault(status=429, retry_after=7, operation="objects.media", times=2))
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -78,38 +82,42 @@ def test_too_many_requests(gcs: FakeGcs, bucket: storage.Bucket) -> None:
     assert bucket.blob("x").download_as_bytes() == b"data"
 
 
-def test_a_predicate_chooses(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_predicate_chooses(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault(predicate=lambda operation, place: operation == "objects.insert" and place == "bucket/bad"))
     put(bucket, "good")
     with pytest.raises(ServiceUnavailable):
         put(bucket, "bad")
 
 
-def test_one_object_is_forbidden(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_one_object_is_forbidden(gcs: FakeGcs, bucket: Bucket) -> None:
     for name in ("secret", "open"):
         gcs.put("bucket", name, b"data")
     gcs.inject(Fault(status=403, name="^bucket/secret$"))
     with pytest.raises(Forbidden, match=r"storage\.objects\.get"):
         bucket.blob("secret").download_as_bytes()
     assert bucket.blob("open").download_as_bytes() == b"data"
+    gcs.inject(Fault(status=404, name="^bucket/", times=1))
+    with pytest.raises(NotFound):
+        list(bucket.list_blobs())
     gcs.inject(Fault(status=401, name="^bucket/"))
-    with pytest.raises(Unauthorized):
+    with pytest.raises(InvalidOperation, match="Anonymous credentials cannot be refreshed"):
         list(bucket.list_blobs())
 
 
-def test_a_download_breaks_off(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_download_breaks_off(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.put("bucket", "x", bytes(1000))
     gcs.inject(Fault(kind="drop", operation="objects.media", after=300, times=2))
-    with raw_get(gcs, "x") as answer, pytest.raises(http.client.IncompleteRead) as broken:
+    with raw_get(gcs, "x") as answer:
         assert answer.headers["Content-Length"] == "1000"
-        answer.read()
+        with pytest.raises(http.client.IncompleteRead) as broken:
+            answer.read()
     assert len(broken.value.partial) == 300
     assert gcs.counters()["sent"]["all"] == 300
     assert bucket.blob("x").download_as_bytes(retry=QUICK) == bytes(1000)
     assert gcs.counters()["requests"]["objects.media"] == 3
 
 
-def test_an_upload_breaks_off(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_an_upload_breaks_off(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault(kind="cut", operation="objects.insert", after=10, times=1))
     with pytest.raises((Disconnected, ConnectionError)):
         put(bucket, "x", bytes(1000))
@@ -119,7 +127,7 @@ def test_an_upload_breaks_off(gcs: FakeGcs, bucket: storage.Bucket) -> None:
 
 
 @pytest.mark.parametrize("operation", ["insert", "compose", "delete", "patch"])
-def test_a_reply_is_lost(operation: str, gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_reply_is_lost(operation: str, gcs: FakeGcs, bucket: Bucket) -> None:
     source = put(bucket, "source")
     requests = {
         "insert": lambda: put(bucket, "new", if_generation_match=0),
@@ -136,14 +144,14 @@ def test_a_reply_is_lost(operation: str, gcs: FakeGcs, bucket: storage.Bucket) -
     assert operation == "delete" or after["source"]["metageneration"] == ("2" if operation == "patch" else "1")
 
 
-def test_a_retry_after_a_lost_reply_meets_its_own_object(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_retry_after_a_lost_reply_meets_its_own_object(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault(kind="lost", operation="objects.insert", times=1))
     with pytest.raises(PreconditionFailed):
         put(bucket, "x", if_generation_match=0, retry=QUICK)
     assert gcs.read("bucket", "x") == b"data"
 
 
-def test_a_lost_reply_of_a_rewrite_leaves_its_token(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_lost_reply_of_a_rewrite_leaves_its_token(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.make_bucket("far", location="EU")
     gcs.set(rewrite_limit=10)
     source, target = put(bucket, "x", bytes(25)), bucket.client.bucket("far").blob("x")
@@ -154,14 +162,14 @@ def test_a_lost_reply_of_a_rewrite_leaves_its_token(gcs: FakeGcs, bucket: storag
     assert target.rewrite(source, token=token, if_generation_match=0)[0] is None
 
 
-def test_latency(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_latency(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault(kind="wait", seconds=0.05, operation="objects.insert"))
     start = time.monotonic()
     put(bucket, "x")
     assert time.monotonic() - start >= 0.05
 
 
-def test_the_clock_is_wrong(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_the_clock_is_wrong(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.set(clock_skew=-3600)
     blob = put(bucket, "x")
     assert blob.updated is not None
@@ -171,7 +179,7 @@ def test_the_clock_is_wrong(gcs: FakeGcs, bucket: storage.Bucket) -> None:
     assert abs(parsedate_to_datetime(answer.headers["Date"]).timestamp() - (time.time() - 3600)) < 300
 
 
-def test_a_reset_forgets_everything(gcs: FakeGcs, bucket: storage.Bucket) -> None:
+def test_a_reset_forgets_everything(gcs: FakeGcs, bucket: Bucket) -> None:
     gcs.inject(Fault())
     gcs.set(clock_skew=5, patterns={"x": "x"})
     gcs.reset()
@@ -208,7 +216,12 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_process_ends_with_a_killed_parent() -> None:
-    code = "from tests.helpers.gcs import ProcessGcs; import os; g = ProcessGcs(); print(g.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    code = """
+import os
+from tests.helpers.gcs import ProcessGcs
+print(ProcessGcs().process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -9
     process = int(done.stdout)

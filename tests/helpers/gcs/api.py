@@ -17,7 +17,8 @@ from tests.helpers.gcs.uploads import Uploads
 MAX_BATCH = 100
 
 PERMISSIONS = {
-    "objects.get": "storage.objects.get", "objects.media": "storage.objects.get", "objects.list": "storage.objects.list",
+    "objects.get": "storage.objects.get", "objects.media": "storage.objects.get",
+    "objects.list": "storage.objects.list",
     "objects.insert": "storage.objects.create", "objects.compose": "storage.objects.create",
     "objects.rewrite": "storage.objects.create", "objects.copy": "storage.objects.create",
     "objects.patch": "storage.objects.update", "objects.update": "storage.objects.update",
@@ -198,7 +199,9 @@ class Api:
         bucket = self.store.buckets.get(call.bucket)
         if bucket is None:
             return
-        if bucket.requester_pays and not (request.params.get("userProject") or request.headers.get("x-goog-user-project")):
+        if bucket.requester_pays and not (
+            request.params.get("userProject") or request.headers.get("x-goog-user-project")
+        ):
             raise Refused(400, "required", "Bucket is a requester pays bucket but no user project provided.")
         if (permission := PERMISSIONS.get(call.operation)) in bucket.denied:
             raise denied(str(permission))

@@ -38,6 +38,7 @@ class Gcs:
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
             "GOOGLE_CLOUD_PROJECT": "project",
             "EPATH_USE_TF": "false",
+            "NO_GCE_CHECK": "true",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             # google-cloud-storage 3.17 else asks for the bucket from a thread at some time, only for its traces.
             "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
@@ -108,7 +109,7 @@ class Gcs:
         self._call("DELETE", "counters")
 
     def set(self, **settings: Any) -> None:
-        """`rewrite_limit` (bytes a call), `clock_skew` (seconds), `patterns` (groups of names, to count bytes apart)."""
+        """Changes `rewrite_limit` (bytes a call), `clock_skew` (seconds), `patterns` (groups of names to count)."""
         self._call("POST", "settings", json.dumps(settings).encode())
 
     def reset(self) -> None:

@@ -1,6 +1,6 @@
 """What the store holds, and the rules of Cloud Storage that do not depend on the request's form.
 
-Sources: cloud.google.com/storage/docs, pages `json_api/v1/objects`, `request-preconditions`, `buckets`, `objects` (names).
+Sources: cloud.google.com/storage/docs, pages `json_api/v1/objects`, `request-preconditions`, `buckets` and `objects`.
 """
 
 import base64

@@ -61,7 +61,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             self._hang_up()
             return
-        base = f"http://{self.headers.get('Host') or '127.0.0.1:%d' % self.server.server_port}"
+        base = f"http://{self.headers.get('Host') or f'127.0.0.1:{self.server.server_port}'}"
         request = Request.parse(self.command, self.path, dict(self.headers.items()), body, base)
         if request.path.startswith(CONTROL):
             self._send(control(api, request))
