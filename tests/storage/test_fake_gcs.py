@@ -191,6 +191,19 @@ def test_deletion(store: Store) -> None:
     assert not blob.exists()
 
 
+def test_copies(store: Store) -> None:
+    source = store.bucket.blob("from")
+    source.metadata = {"conversion": "d"}
+    source.upload_from_string(b"data")
+    target = store.bucket.blob("into")
+    assert target.rewrite(source, if_source_generation_match=source.generation) == (None, 4, 4)
+    target.reload()
+    assert (target.crc32c, target.metadata) == (source.crc32c, {"conversion": "d"})
+    assert target.download_as_bytes() == b"data"
+    with pytest.raises(NotFound):
+        target.rewrite(store.bucket.blob("nothing"))
+
+
 def test_missing_buckets(store: Store) -> None:
     nowhere = store.client.bucket("nowhere")
     for attempt in (lambda: put(nowhere, "x"), nowhere.reload, lambda: list(store.client.list_blobs(nowhere))):
@@ -331,6 +344,14 @@ def test_what_is_not_known_is_refused(gcs: FakeGcs) -> None:
         assert refused.value.code == status
         assert json.loads(refused.value.read())["error"]["code"] == status
         refused.value.close()
+
+
+def test_md5_can_be_left_out(gcs: FakeGcs, ours: Any) -> None:
+    bucket = ours.bucket(gcs.make_bucket("bucket"))
+    assert put(bucket, "x").md5_hash == "jXd/OF09/siBXSD3SWAm3A=="
+    gcs.set(md5=False)
+    assert put(bucket, "y").md5_hash is None
+    assert bucket.blob("y").download_as_bytes() == b"data"
 
 
 def test_trees_and_counters(gcs: FakeGcs, ours: Any, tmp_path: Any) -> None:

@@ -109,7 +109,11 @@ class Gcs:
         self._call("DELETE", "counters")
 
     def set(self, **settings: Any) -> None:
-        """Changes `rewrite_limit` (bytes a call), `clock_skew` (seconds), `patterns` (groups of names to count)."""
+        """Changes a setting.
+
+        `rewrite_limit`: bytes a call; `clock_skew`: seconds; `patterns`: groups of names whose bytes are counted apart;
+        `md5`: False for benchmarks, where computing it takes time.
+        """
         self._call("POST", "settings", json.dumps(settings).encode())
 
     def reset(self) -> None:

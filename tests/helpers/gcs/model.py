@@ -80,7 +80,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One generation of an object. `components` is 0 unless the object was composed."""
+    """One generation of an object. `components` is 0 unless the object was composed, and then it has no MD5."""
 
     bucket: str
     name: str
@@ -89,6 +89,7 @@ class Stored:
     metageneration: int = 1
     storage_class: str = "STANDARD"
     components: int = 0
+    has_md5: bool = True
     created: float = 0
     updated: float = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +122,11 @@ class Stored:
             "size": str(len(self.data)), "crc32c": self.crc32c, "etag": self.etag, "timeCreated": stamp(self.created),
             "updated": stamp(self.updated), "timeStorageClassUpdated": stamp(self.created), **self.settings,
         }  # fmt: skip
-        return shown | ({"componentCount": self.components} if self.components else {"md5Hash": self.md5})
+        return (
+            shown
+            | ({"componentCount": self.components} if self.components else {})
+            | ({"md5Hash": self.md5} if self.has_md5 else {})
+        )
 
 
 class Store:

@@ -197,6 +197,8 @@ def _set(api: Api, settings: dict[str, Any]) -> None:
         match name:
             case "rewrite_limit":
                 api.objects.rewrite_limit = value
+            case "md5":
+                api.objects.md5 = value
             case "clock_skew":
                 api.clock.skew = value
             case "patterns":
@@ -212,4 +214,4 @@ def _reset(api: Api) -> None:
         api.store.objects.clear()
     api.faults.clear()
     api.counters.reset()
-    _set(api, {"rewrite_limit": fresh.objects.rewrite_limit, "clock_skew": 0, "patterns": {}})
+    _set(api, {"rewrite_limit": fresh.objects.rewrite_limit, "md5": True, "clock_skew": 0, "patterns": {}})
