@@ -229,6 +229,8 @@ def test_rewriting_between_buckets(near: bool, gcs: FakeGcs, ours: Any) -> None:
     assert calls == (1 if near else 3)
     assert gcs.read("into", "y") == b"z" * 2500
     assert gcs.counters()["received"]["all"] == 2500
+    assert gcs.counters()["requests"]["objects.rewrite"] == calls
+    assert gcs.counters()["done"]["objects.rewrite"] == 1
     with pytest.raises(PreconditionFailed):
         target.rewrite(source, if_generation_match=0)
     with pytest.raises(PreconditionFailed):
@@ -263,6 +265,7 @@ def test_each_request_may_have_conditions(gcs: FakeGcs, ours: Any) -> None:
         lambda: put(bucket, "x", if_metageneration_match=2),
         lambda: put(bucket, "x", if_generation_not_match=blob.generation),
         lambda: put(bucket, "new", if_metageneration_match=1),
+        lambda: put(bucket, "new", if_generation_not_match=0),
         lambda: bucket.copy_blob(blob, bucket, "y", if_source_generation_match=wrong),
         lambda: bucket.copy_blob(blob, bucket, "x", if_generation_match=0),
     ):

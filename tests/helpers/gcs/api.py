@@ -85,7 +85,8 @@ class Api:
         except Refused as error:
             reply = refusal(error)
         if call:
-            self.counters.request(call.operation, done=reply.status < 300 or reply.status == 308)
+            done = (reply.status < 300 and not reply.unfinished) or reply.status == 308
+            self.counters.request(call.operation, done=done)
         return reply, call, ending
 
     def resolve(self, request: Request) -> Call:

@@ -98,7 +98,7 @@ class Counters:
 
     Attributes:
       requests: all requests, by operation.
-      done: those that succeeded, as billing counts them: a resumable upload is one insert.
+      done: those that succeeded, as billing counts them: a resumable upload is one insert, all calls of a rewrite are one.
       received: bytes of objects that came in; by pattern, and as "all".
       sent: bytes of objects that went out.
       patterns: what names ("<bucket>/<object>") belong to a group of bytes.

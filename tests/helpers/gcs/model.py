@@ -176,7 +176,8 @@ def check(conditions: Mapping[str, Any], found: Stored | None, prefix: str = "if
                 continue
             if not re.fullmatch(r"\d+", str(given)):
                 raise invalid(f"Invalid value for {prefix}{what}{word}: {given}")
-            if (int(given) == number) == negated:
+            # "Not match" fails, too, where no object is.
+            if (int(given) == number) == negated or (negated and found is None):
                 status = 304 if negated and reading else 412
                 raise Refused(
                     status, "conditionNotMet", "At least one of the pre-conditions you specified did not hold."

@@ -143,7 +143,8 @@ class Objects:
             done = len(found.data) if near or whole else self._moved(found, target, params)
             if done >= len(found.data):
                 settings = writable(wanted) if wanted else found.settings
-                more = {"settings": settings, "components": found.components, "storage_class": storage_class}
+                components = found.components if near else min(found.components, 1)
+                more = {"settings": settings, "components": components, "storage_class": storage_class}
                 made = self.put(*target, found.data, params, **more)
                 if whole:
                     return answer(made.resource(request.base), request)
@@ -155,7 +156,7 @@ class Objects:
             return answer(document | {"resource": made.resource(request.base)}, request)  # pyright: ignore
         token = f"token-{next(self._numbers)}"
         self._tokens[token] = ((source, target, found.generation), done)
-        return answer(document | {"rewriteToken": token}, request)
+        return replace(answer(document | {"rewriteToken": token}, request), unfinished=True)
 
     def _moved(self, found: Stored, target: tuple[str, str], params: Mapping[str, str]) -> int:
         """The bytes that are there after this call. A token may be used again, as after a lost reply."""

@@ -39,12 +39,13 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """An answer; `content` tells that the body are bytes of an object."""
+    """An answer. `content`: the body is an object's; `unfinished`: a rewrite needs more calls, all billed as one."""
 
     status: int = 200
     body: bytes = field(default=b"", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bool = False
+    unfinished: bool = False
 
 
 def load(text: bytes) -> dict[str, Any]:
