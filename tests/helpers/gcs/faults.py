@@ -98,7 +98,7 @@ class Counters:
 
     Attributes:
       requests: all requests, by operation.
-      done: those that succeeded, as billing counts them: a resumable upload is one insert, all calls of a rewrite are one.
+      done: those that succeeded, as billing counts them: a resumable upload is one insert, a rewrite is one in all.
       received: bytes of objects that came in; by pattern, and as "all".
       sent: bytes of objects that went out.
       patterns: what names ("<bucket>/<object>") belong to a group of bytes.
