@@ -109,7 +109,7 @@ def test_rows_say_what_they_do(old: str, new: str, words: str, tmp_path: Path) -
 
 def test_a_regrouped_tensor_is_not_identical(tmp_path: Path) -> None:
     found = relations(tmp_path, ('role = "wo"\n', ""), ("mlp embed -> mlp embed", "mlp embed -> (mlp embed)"))
-    assert found["wo/kernel"] == "layer axis moved (0 to 1); reshaped (mlp, embed to mlp embed)"
+    assert found["wo/kernel"] == "layer axis moved (0 to 1); dimensions merged (mlp, embed to mlp embed)"
 
 
 def test_groups_keep_together_in_the_order_of_the_table(tmp_path: Path) -> None:
