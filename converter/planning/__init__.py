@@ -1,6 +1,6 @@
 """What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
 
-from converter.planning.fidelity import PairMismatch, pair_mismatches, scale_mismatches
+from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.options import DEFAULT_MEMORY, JOBS, Options
 from converter.planning.parameters import ParameterReport, ParameterRequest, ParameterRow, make_report
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
@@ -20,6 +20,7 @@ __all__ = [
     "ParameterRequest",
     "ParameterRow",
     "Plan",
+    "Remedies",
     "Route",
     "Source",
     "Task",

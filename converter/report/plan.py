@@ -111,7 +111,7 @@ def print_result(result: "Result", console: Console) -> None:
     console.print()
     if any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)
-    for line in fidelity_lines(result.mismatches, tied=plan.tied, fitted=plan.fitted):
+    for line in fidelity_lines(plan, result.mismatches):
         console.print(line, soft_wrap=True)
     console.print()
     _print_commands(result, console)
@@ -167,15 +167,7 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     console.print(table)
 
 
-def _scale_advice(unequal: Sequence[PairMismatch], *, fitted: bool) -> str:
-    if fitted:
-        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
-    if all(entry.separable for entry in unequal):
-        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
-    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
-
-
-def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: bool) -> list[str]:
+def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch]) -> list[str]:
     """What MaxText computes from these weights, in words."""
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
@@ -184,23 +176,33 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: 
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
-        lines.append(_scale_advice(unequal, fitted=fitted))
-    elif fitted and any(entry.query or entry.key for entry in mismatches):
+        lines.append(_scale_advice(plan, unequal))
+    elif plan.fitted and any(entry.query or entry.key for entry in mismatches):
         lines.append(
-            f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
-            "rotated pair, and the scales written have them: attention is exact."
+            f"{plan.remedies.fit}: the products of the q/k norm scales of all {len(mismatches)} layers are equal "
+            "inside each rotated pair, and the scales written have them: attention is exact."
         )
     elif mismatches:
         lines.append(
             f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
             "attention is exact."
         )
-    if tied:
+    if plan.tied:
+        remedy = f"; {plan.remedies.untie} makes them exact" if plan.remedies.untie else ""
         lines.append(
-            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread); "
-            "--untie makes them exact."
+            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread)"
+            f"{remedy}."
         )
     return lines
+
+
+def _scale_advice(plan: Plan, unequal: Sequence[PairMismatch]) -> str:
+    fit, patch = plan.remedies.fit, "`python -m converter.maxtext_patch` makes MaxText exact with these."
+    if plan.fitted:
+        return f"{fit}: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if fit and all(entry.separable for entry in unequal):
+        return f"Their products are equal: {fit} makes stock MaxText exact, up to the scales' rounding."
+    return f"{fit} comes closer; {patch}" if fit else patch
 
 
 def _plan_rows(task: Task) -> list[Row]:
