@@ -129,6 +129,16 @@ def record(*fields: Field) -> Kind:
     )
 
 
+def group(name: str, meaning: str, *fields: Field, source: str | Callable[[Any], Any] = "") -> Field:
+    """A field that holds an object."""
+    return Field(name, record(*fields), meaning, source)
+
+
+def objects(name: str, meaning: str, *fields: Field, source: str | Callable[[Any], Any] = "") -> Field:
+    """A field that holds a list of objects."""
+    return Field(name, items(record(*fields)), meaning, source)
+
+
 SHAPE = Kind(name="shape", schema={"type": "array", "items": COUNT.schema}, convert=list)
 TEXTS = items(TEXT)
 
