@@ -117,8 +117,8 @@ def verify(
       VerificationError: there is no checkpoint, it carries no digests, or its metadata cannot be read.
     """
     from converter.errors import UsageError
-    from converter.verification import VerifyRequest, verify_digests
     from converter.verification import verify as compare
+    from converter.verification import verify_digests
 
     step, mapping, dtype, sample = options["step"], _optional(options["mapping"]), options["dtype"], options["sample"]
     if dtype is not None and dtype not in CAST_DTYPES:
@@ -128,9 +128,10 @@ def verify(
         if (step, mapping, dtype, sample) != (None, None, None, None):
             raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
         return verify_digests(os.fspath(source), progress, max_memory=memory, jobs=jobs)
-    request = VerifyRequest(
-        source=os.fspath(source),
-        destination=os.fspath(destination),
+    return compare(
+        os.fspath(source),
+        os.fspath(destination),
+        progress,
         step=step,
         mapping=mapping,
         dtype=dtype,
@@ -138,7 +139,6 @@ def verify(
         max_memory=memory,
         jobs=jobs,
     )
-    return compare(request, progress)
 
 
 @documented
@@ -226,17 +226,16 @@ def parameters(
       MappingError: no mapping table fits, or there is no such model.
       VerificationError: there is no checkpoint at the destination.
     """
-    from converter.planning import ParameterRequest, make_report
+    from converter.planning import make_report
 
-    request = ParameterRequest(
-        source=_optional(source),
-        destination=_optional(destination),
+    return make_report(
+        _optional(source),
+        _optional(destination),
         model=options["model"],
         step=options["step"],
         mapping=_optional(options["mapping"]),
         options=_table_options(options["untie"], options["option"]),
     )
-    return make_report(request)
 
 
 @documented

@@ -20,7 +20,7 @@ def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
+    """The text with control characters escaped, so that paths and file contents cannot steer a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 

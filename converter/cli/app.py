@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         only_printed = invocation.as_json or invocation.command not in WORKING
         code = streams.finish(code, output_is_result=only_printed)
     except KeyboardInterrupt:
-        # A second one, while the first one was told of; or one while the output was written.
+        # A second one while the first was reported, or one while the output was written.
         code = INTERRUPTED
     finally:
         # All is written and every thread has ended; large libraries take a third of a second to take themselves apart.

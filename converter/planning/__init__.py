@@ -2,7 +2,7 @@
 
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.options import DEFAULT_MEMORY, JOBS, Options
-from converter.planning.parameters import ParameterReport, ParameterRequest, ParameterRow, make_report
+from converter.planning.parameters import ParameterReport, ParameterRow, make_report
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
@@ -17,7 +17,6 @@ __all__ = [
     "Options",
     "PairMismatch",
     "ParameterReport",
-    "ParameterRequest",
     "ParameterRow",
     "Plan",
     "Remedies",

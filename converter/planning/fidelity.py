@@ -44,7 +44,7 @@ class Remedies:
 
     @classmethod
     def of(cls, table: MappingTable) -> "Remedies":
-        """What advice may name for checkpoints of this table."""
+        """The options that advice may name for checkpoints of this table."""
         untie = next((rule.unless for rule in table.config if rule.key == TIED_KEY), "")
         fits = QK_NORM in table.fits and table.arithmetic is not None
         return cls(untie=option_flag(untie) if untie in table.options else "", fit=option_flag(QK_NORM) if fits else "")
@@ -141,7 +141,7 @@ def read_scale(source: Source, row: MatchedRow) -> np.ndarray:
     """A row's q/k norm scales, all layers.
 
     Raises:
-      MappingError: the tensor is no such scale.
+      MappingError: the tensor cannot be such a scale.
       SourceError: it cannot be read.
     """
     array = source.arrays[row.sources[0]]

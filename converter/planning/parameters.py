@@ -1,8 +1,8 @@
 """The parameter report: which AXLearn tensor is which MaxText leaf, in shapes, words and counts. Reads no weights."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from converter.axes import AxisMap, product_size
@@ -79,7 +79,7 @@ class ParameterReport:
       extra: leaves of the checkpoint that no row produces, with their shapes.
       experts: number of experts; 0 without any.
       experts_per_token: experts that each token is sent to.
-      notes: what the user has to know about the source, one line each.
+      notes: remarks about the source, one line each.
     """
 
     title: str
@@ -129,63 +129,54 @@ class ParameterReport:
         return self.difference == 0 and not self.extra and all(row.fits for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRequest:
-    """What `params` was asked for.
+def make_report(
+    source: str | None = None,
+    destination: str | None = None,
+    *,
+    model: str | None = None,
+    step: int | None = None,
+    mapping: str | None = None,
+    options: Collection[str] = (),
+) -> ParameterReport:
+    """Makes the report of a checkpoint or of a published model.
 
-    Attributes:
+    Args:
       source: a step or trainer directory; None for a published model.
       destination: the MaxText checkpoint to look at; None for the planned result.
       model: name of a published model; with a source: what the source must be.
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
-      options: options of the mapping table that are on; a checkpoint shows by itself which those are.
-    """
-
-    source: str | None = None
-    destination: str | None = None
-    _: KW_ONLY
-    model: str | None = None
-    step: int | None = None
-    mapping: str | None = None
-    options: frozenset[str] = frozenset()
-
-
-def make_report(request: ParameterRequest) -> ParameterReport:
-    """Makes the report that was asked for.
+      options: options of the mapping table that are on; with a destination, those that it was made with count.
 
     Raises:
       UsageError: neither a source nor a model was named.
       SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
         source is not of the named model's size.
     """
-    tables = load_bundled() if request.mapping is None else [load_mapping(request.mapping)]
-    if request.source is None:
-        if request.model is None:
+    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    if source is None:
+        if model is None:
             raise UsageError("params: expected SRC, or --model NAME")
-        match, shapes = find_published(tables, request.model)
-        if request.options:
-            check_options([match.table], request.options)
-            match = match_table(match.table, shapes, options=request.options)
-        return report(match, shapes, request.model)
-    if request.destination is not None:
-        check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=request.options, metadata_only=True
-    )
-    match = source.match
-    shapes = source.checkpoint.shapes
-    if request.model is not None:
-        check_model(match, find_published(tables, request.model)[0], request.model)
-    title = f"{source.shown} (step {source.checkpoint.step})"
-    if request.destination is None:
-        return report(match, shapes, title, notes=source.notes)
-    target = open_target(request.destination)
+        match, shapes = find_published(tables, model)
+        if options:
+            check_options([match.table], options)
+            match = match_table(match.table, shapes, options=options)
+        return report(match, shapes, model)
+    if destination is not None:
+        check_pair(locate(source, SourceError), locate(destination, DestinationError))
+    opened = open_source(source, step=step, mapping=mapping, options=options, metadata_only=True)
+    match, shapes = opened.match, opened.checkpoint.shapes
+    if model is not None:
+        check_model(match, find_published(tables, model)[0], model)
+    title = f"{opened.shown} (step {opened.checkpoint.step})"
+    if destination is None:
+        return report(match, shapes, title, notes=opened.notes)
+    target = open_target(destination)
     evident = evident_options(match.table, target)
-    if evident != request.options:
+    if evident != frozenset(options):
         match = match_table(match.table, shapes, options=evident)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
-    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)
+    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:

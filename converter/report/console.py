@@ -10,7 +10,7 @@ NARROW = 40
 """Columns of a terminal that says it has fewer, as those do whose size is not known."""
 
 WIDE = 200
-"""Columns where the output is no terminal, so that no path is cut."""
+"""Columns where the output is not a terminal, so that no path is cut."""
 
 
 def stdout_console() -> Console:

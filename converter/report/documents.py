@@ -37,7 +37,7 @@ def _fit(fitted: Any) -> str:
 
 
 STEP = Field("step", optional(INTEGER), "the training step; null where it is not known")
-NOTES = Field("notes", TEXTS, "what is worth knowing and not wrong: steps passed over, an EMA that is left behind")
+NOTES = Field("notes", TEXTS, "remarks that are not errors: steps that were skipped, an EMA that is left behind")
 PEAK_MEMORY = Field("peak_memory", COUNT, "the largest resident set, in bytes")
 SECONDS_TAKEN = Field("seconds", SECONDS, "since the start of the process")
 QK_NORM = "plain: q/k norm scales are copies, fit: they were fitted"
@@ -259,7 +259,7 @@ MODEL = record(
         Field("theta", NUMBER, "RoPE's base"),
     ),
     Field("semantics_from", TEXT, "where that was read", "origin"),
-    Field("notes", TEXTS, "what is worth knowing of the weights", "weights.notes"),
+    Field("notes", TEXTS, "remarks about the weights", "weights.notes"),
 )
 TOKENS = group(
     "tokens",

@@ -10,7 +10,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a JSON value is.
+    """The type of a JSON value.
 
     Attributes:
       name: for people.
@@ -101,7 +101,7 @@ def choice(*values: str) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """A value or null. What is empty of ours is null."""
+    """A value or null; an empty text becomes null."""
     return Kind(
         name=f"{kind.name} or null",
         schema={"anyOf": [kind.schema, {"type": "null"}]},

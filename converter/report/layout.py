@@ -53,7 +53,7 @@ def side_by_side(*sides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def print_rows(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Prints a table; in columns where it fits, or where the output is no terminal and has no width."""
+    """Prints a table; in columns where it fits, or where the output is not a terminal."""
     rows = [Row(tuple(column.name for column in columns), heading=True), *rows]
     table = [_wide_cells(row, columns) for row in rows]
     widths = [max(cell_len(cells[number]) for cells in table) for number in range(len(columns))]

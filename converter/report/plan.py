@@ -117,7 +117,7 @@ def print_result(result: "Result", console: Console) -> None:
 
 
 def _print_commands(result: "Result", console: Console) -> None:
-    """What to paste. The exact command comes first; a command that trains on random data is none."""
+    """The commands to paste, the exact one first."""
     if result.command == result.stock_command:
         console.print(f"To continue in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     else:

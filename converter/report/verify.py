@@ -88,7 +88,7 @@ def print_markdown(report: ParameterReport, console: Console) -> None:
 
 
 def print_inspection(found: Inspection, console: Console) -> None:
-    """What a path is: facts, arrays, and what is missing."""
+    """The kind of a path, its facts and arrays, and what is missing."""
     console.print(f"{found.path}: {found.title}")
     for name, value in found.facts.items():
         text = format_size(value) if name == "bytes" else _plain(value)
