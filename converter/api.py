@@ -1,16 +1,32 @@
+# The decorator `documented` fills in every keyword's default, which a TypedDict cannot say of itself.
+# pyright: reportTypedDictNotRequiredAccess=false
 """The public functions of the package: what the commands do, for notebooks and pipelines. See docs/api.md.
 
-Arguments have the names and defaults of the command line's options. Each function returns the frozen value that the
-command prints, and raises the errors of `converter.errors`. Nothing is printed and no signal is handled. Heavy imports
-happen inside the functions, so that the command line can start quickly.
+`converter.arguments` describes the keywords; they have the names and defaults of the command line's options. Each
+function returns the frozen value that the command prints, and raises the errors of `converter.errors`. Nothing is
+printed and no signal is handled. Heavy imports happen inside the functions, so that the command line starts quickly.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from converter.choices import CAST_DTYPES, DEFAULT_KL, MAX_JOBS, QK_NORMS, CastDtype, QkNorm, Store
+from converter.arguments import (
+    CompareArguments,
+    ConversionArguments,
+    ConvertArguments,
+    LogitsArguments,
+    Option,
+    ParameterArguments,
+    Path,
+    PlanArguments,
+    Settings,
+    SourcePath,
+    VerifyArguments,
+    documented,
+)
+from converter.choices import CAST_DTYPES, MAX_JOBS, QK_NORMS
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -20,54 +36,14 @@ if TYPE_CHECKING:
     from converter.verification import Verification
     from converter.work import Progress
 
-Path = str | os.PathLike[str]
 
-Settings = Sequence[str] | Mapping[str, Any]
-"""Keys of maxtext.yml with their values: as a mapping, or as texts `KEY=VALUE`."""
-
-
+@documented
 def convert(
-    source: Path,
-    destination: Path,
-    *,
-    step: int | None = None,
-    mapping: Path | None = None,
-    untie: bool = False,
-    option: Iterable[str] = (),
-    max_memory: int | str = "1GiB",
-    jobs: int = 2,
-    store: Store = "files",
-    rewrite: bool = False,
-    link: bool = False,
-    set: Settings = (),
-    overwrite: bool = False,
-    fresh: bool = False,
-    check: bool = False,
-    qk_norm: QkNorm = "plain",
-    require_exact: bool = False,
-    progress: "Progress | None" = None,
+    source: SourcePath,
+    destination: Annotated[Path, Option("New directory; MaxText gets DST/0/items.", metavar="DST")],
+    **options: Unpack[ConvertArguments],
 ) -> "Result":
     """Converts an AXLearn checkpoint into a MaxText checkpoint, or resumes an interrupted conversion.
-
-    Args:
-      source: an AXLearn step directory, or a trainer directory.
-      destination: the new checkpoint; MaxText gets `destination/0/items`.
-      step: the step to take from a trainer directory; None for the latest committed one.
-      mapping: a mapping table of your own; None to find the bundled one that fits.
-      untie: write the output projection as a leaf of its own; short for `option=["untie"]`.
-      option: options of the mapping table to switch on.
-      max_memory: budget for blocks in flight, in bytes or as a text such as "512MiB".
-      jobs: blocks in flight, as far as the budget allows.
-      store: how leaves are stored.
-      rewrite: decode and encode every chunk.
-      link: hard-link chunks to the source instead of copying them.
-      set: keys of maxtext.yml that no checkpoint holds.
-      overwrite: replace a checkpoint at the destination.
-      fresh: do not resume an interrupted conversion.
-      check: decode also chunks that are only passed through.
-      qk_norm: copy the q/k norm scales, or fit them to stock MaxText.
-      require_exact: refuse weights with which stock MaxText's attention is not exact.
-      progress: is told of the work, from several threads.
 
     Raises:
       UsageError: arguments contradict each other, or `max_memory` is too small.
@@ -87,41 +63,22 @@ def convert(
         request = Request(
             source=os.fspath(source),
             destination=os.fspath(destination),
-            options=_options(untie, option, qk_norm, max_memory, store=store, rewrite=rewrite, link=link),
-            step=step,
-            mapping=_optional(mapping),
-            settings=_settings(set),
-            jobs=_jobs(jobs),
-            overwrite=overwrite,
-            fresh=fresh,
-            check=check,
-            require_exact=require_exact,
+            options=_options(options),
+            step=options["step"],
+            mapping=_optional(options["mapping"]),
+            settings=_settings(options["set"]),
+            jobs=_jobs(options["jobs"]),
+            overwrite=options["overwrite"],
+            fresh=options["fresh"],
+            check=options["check"],
+            require_exact=options["require_exact"],
         )
-        return run(request, progress or _silent(), committer)
+        return run(request, options["progress"] or _silent(), committer)
 
 
-def plan(
-    source: Path,
-    *,
-    step: int | None = None,
-    mapping: Path | None = None,
-    untie: bool = False,
-    option: Iterable[str] = (),
-    max_memory: int | str = "1GiB",
-    jobs: int = 2,
-    store: Store = "files",
-    rewrite: bool = False,
-    link: bool = False,
-    set: Settings = (),
-    qk_norm: QkNorm = "plain",
-    metadata_only: bool = False,
-) -> "Plan":
+@documented
+def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
     """Plans what `convert` with the same arguments would do, from metadata alone.
-
-    Args:
-      source: an AXLearn step directory, or a trainer directory.
-      step, mapping, untie, option, max_memory, jobs, store, rewrite, link, set, qk_norm: as in `convert`.
-      metadata_only: chunk files are absent; `index` and the `.zarray` files are enough.
 
     Raises:
       UsageError: arguments contradict each other, or `max_memory` is too small.
@@ -131,39 +88,26 @@ def plan(
     from converter.mapping import configure
     from converter.planning import make_plan, open_source
 
-    options = _options(untie, option, qk_norm, max_memory, store=store, rewrite=rewrite, link=link)
+    made = _options(options)
     opened = open_source(
-        os.fspath(source), step=step, mapping=_optional(mapping), options=options.table, metadata_only=metadata_only
+        os.fspath(source),
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        options=made.table,
+        metadata_only=options["metadata_only"],
     )
-    return make_plan(opened, options, configure(opened.match, _settings(set)), jobs=_jobs(jobs))
+    return make_plan(opened, made, configure(opened.match, _settings(options["set"])), jobs=_jobs(options["jobs"]))
 
 
+@documented
 def verify(
-    source: Path,
-    destination: Path | None = None,
-    *,
-    step: int | None = None,
-    mapping: Path | None = None,
-    dtype: CastDtype | None = None,
-    sample: float | None = None,
-    max_memory: int | str = "1GiB",
-    jobs: int = 2,
-    progress: "Progress | None" = None,
+    source: Annotated[Path, Option("The source; if given alone, the checkpoint itself.", metavar="SRC|DST")],
+    destination: Annotated[Path | None, Option("The MaxText checkpoint.", metavar="[DST]")] = None,
+    **options: Unpack[VerifyArguments],
 ) -> "Verification":
     """Compares a MaxText checkpoint with its source bit for bit, or with the digests that it carries.
 
-    What differs is no error: it is in the result's `findings`, and its `ok` is false.
-
-    Args:
-      source: the AXLearn source; or alone, the MaxText checkpoint itself.
-      destination: the MaxText checkpoint; None to compare `source` with its own digests.
-      step: the step to take from a trainer directory; None for the latest committed one.
-      mapping: a mapping table of your own; None to find the bundled one that fits.
-      dtype: the dtype that the weights were cast to; None where they must have the source's.
-      sample: the fraction of blocks to compare; None for all.
-      max_memory: budget for blocks in flight, in bytes or as a text such as "512MiB".
-      jobs: blocks in flight, as far as the budget allows.
-      progress: is told of the work, from several threads.
+    Differences are not an error: they are in the result's `findings`, and its `ok` is false.
 
     Raises:
       UsageError: arguments contradict each other, or `max_memory` is too small.
@@ -173,63 +117,39 @@ def verify(
       VerificationError: there is no checkpoint, it carries no digests, or its metadata cannot be read.
     """
     from converter.errors import UsageError
-    from converter.verification import VerifyRequest, verify_digests
     from converter.verification import verify as compare
+    from converter.verification import verify_digests
 
+    step, mapping, dtype, sample = options["step"], _optional(options["mapping"]), options["dtype"], options["sample"]
     if dtype is not None and dtype not in CAST_DTYPES:
         raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
-    progress, memory, jobs = progress or _silent(), _bytes(max_memory), _jobs(jobs)
+    progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
     if destination is None:
         if (step, mapping, dtype, sample) != (None, None, None, None):
             raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
         return verify_digests(os.fspath(source), progress, max_memory=memory, jobs=jobs)
-    request = VerifyRequest(
-        source=os.fspath(source),
-        destination=os.fspath(destination),
+    return compare(
+        os.fspath(source),
+        os.fspath(destination),
+        progress,
         step=step,
-        mapping=_optional(mapping),
+        mapping=mapping,
         dtype=dtype,
         sample=sample,
         max_memory=memory,
         jobs=jobs,
     )
-    return compare(request, progress)
 
 
+@documented
 def compare_logits(
-    source: Path,
-    destination: Path,
-    *,
-    step: int | None = None,
-    mapping: Path | None = None,
-    tokens: Path | None = None,
-    set: Settings = (),
-    norm_after_rope: bool = False,
-    max_memory: int | str = "4GiB",
-    max_kl: float = DEFAULT_KL,
-    max_difference: float | None = None,
-    min_top1: float = 0.0,
-    explain: bool = True,
-    progress: "Progress | None" = None,
+    source: SourcePath,
+    destination: Annotated[Path, Option("The MaxText checkpoint.", metavar="DST")],
+    **options: Unpack[CompareArguments],
 ) -> "LogitsComparison":
     """Compares what both models compute, and finds the causes of a difference: `ax2mt verify --logits`.
 
-    Logits that differ are no error: the result's `passed` is false.
-
-    Args:
-      source: the AXLearn source.
-      destination: the MaxText checkpoint.
-      step: the step to take from a trainer directory; None for the latest committed one.
-      mapping: a mapping table of your own; None to find the bundled one that fits.
-      tokens: a file of token sequences, JSON lines or .npz; None for a built-in set.
-      set: compute MaxText's logits as with these keys of maxtext.yml.
-      norm_after_rope: compute as MaxText does with `converter.maxtext_patch`.
-      max_memory: budget for the process, in bytes or as a text such as "8GiB".
-      max_kl: the worst token's divergence that passes.
-      max_difference: the largest absolute difference that passes; None for any.
-      min_top1: the least share of tokens with the same top-1 that passes.
-      explain: look for the causes of a difference.
-      progress: is told of the work.
+    Logits that differ are not an error: the result's `passed` is false.
 
     Raises:
       UsageError: the paths are swapped, a key is not known, or `max_memory` is too small.
@@ -241,47 +161,31 @@ def compare_logits(
     from converter.forward import choose_tokens, compare, open_pair
     from converter.work import reuse_freed_memory
 
-    memory = _bytes(max_memory)
+    memory = _bytes(options["max_memory"])
     reuse_freed_memory()
     models = open_pair(
         os.fspath(source),
         os.fspath(destination),
-        step=step,
-        mapping=_optional(mapping),
-        settings=_settings(set),
-        norm_after=norm_after_rope,
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        settings=_settings(options["set"]),
+        norm_after=options["norm_after_rope"],
     )
-    chosen = choose_tokens(_optional(tokens), models[0].weights.vocabulary)
-    limits = [("kl_max", max_kl), ("top1", min_top1)]
-    limits += [("max_abs", max_difference)] if max_difference is not None else []
-    with closing(progress or _silent()) as told:
-        return compare(*models, chosen, budget=memory, limits=limits, explain=explain, progress=told)
+    tokens = choose_tokens(_optional(options["tokens"]), models[0].weights.vocabulary)
+    limits = [("kl_max", options["max_kl"]), ("top1", options["min_top1"])]
+    if options["max_difference"] is not None:
+        limits.append(("max_abs", options["max_difference"]))
+    with closing(options["progress"] or _silent()) as progress:
+        explain = options["explain"]
+        return compare(*models, tokens, budget=memory, limits=limits, explain=explain, progress=progress)
 
 
+@documented
 def logits(
-    path: Path,
-    *,
-    step: int | None = None,
-    mapping: Path | None = None,
-    tokens: Path | None = None,
-    out: Path | None = None,
-    set: Settings = (),
-    norm_after_rope: bool = False,
-    max_memory: int | str = "4GiB",
-    progress: "Progress | None" = None,
+    path: Annotated[Path, Option("AXLearn step or trainer directory, or MaxText's.", metavar="PATH")],
+    **options: Unpack[LogitsArguments],
 ) -> "LogitsResult":
     """Computes a checkpoint's logits on the CPU, as AXLearn or as MaxText computes them.
-
-    Args:
-      path: an AXLearn step or trainer directory, or a MaxText checkpoint.
-      step: the step to take from a trainer directory; None for the latest committed one.
-      mapping: a mapping table of your own; None to find the bundled one that fits.
-      tokens: a file of token sequences, JSON lines or .npz; None for a built-in set.
-      out: the file to write the logits to, .npz or .jsonl; None for the summary alone.
-      set: compute as with these keys of maxtext.yml.
-      norm_after_rope: compute as MaxText does with `converter.maxtext_patch`.
-      max_memory: budget for the process, in bytes or as a text such as "8GiB".
-      progress: is told of the work.
 
     Raises:
       UsageError: an argument is not for this kind of checkpoint, or `max_memory` is too small.
@@ -293,40 +197,27 @@ def logits(
     from converter.forward import logits as run
     from converter.work import reuse_freed_memory
 
-    memory = _bytes(max_memory)
+    memory = _bytes(options["max_memory"])
     reuse_freed_memory()
     model = open_model(
         os.fspath(path),
-        step=step,
-        mapping=_optional(mapping),
-        settings=_settings(set),
-        norm_after_rope=norm_after_rope,
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        settings=_settings(options["set"]),
+        norm_after_rope=options["norm_after_rope"],
     )
-    chosen = choose_tokens(_optional(tokens), model.weights.vocabulary)
-    with closing(progress or _silent()) as told:
-        return run(model, chosen, _optional(out), memory, told)
+    tokens = choose_tokens(_optional(options["tokens"]), model.weights.vocabulary)
+    with closing(options["progress"] or _silent()) as progress:
+        return run(model, tokens, _optional(options["out"]), memory, progress)
 
 
+@documented
 def parameters(
-    source: Path | None = None,
-    destination: Path | None = None,
-    *,
-    model: str | None = None,
-    step: int | None = None,
-    mapping: Path | None = None,
-    untie: bool = False,
-    option: Iterable[str] = (),
+    source: Annotated[Path | None, Option("AXLearn step or trainer directory.", metavar="[SRC]")] = None,
+    destination: Annotated[Path | None, Option("The MaxText checkpoint.", metavar="[DST]")] = None,
+    **options: Unpack[ParameterArguments],
 ) -> "ParameterReport":
     """Reports which AXLearn parameter is which MaxText parameter, with shapes and counts: `ax2mt params`.
-
-    Args:
-      source: an AXLearn step or trainer directory; None for a published model.
-      destination: the MaxText checkpoint to look at; None for the planned one.
-      model: name of a published model; with a source: what the source must be.
-      step: the step to take from a trainer directory; None for the latest committed one.
-      mapping: a mapping table of your own; None to find the bundled one that fits.
-      untie: plan the output projection as a leaf of its own; short for `option=["untie"]`.
-      option: options of the mapping table to switch on.
 
     Raises:
       UsageError: neither a source nor a model was given.
@@ -335,24 +226,21 @@ def parameters(
       MappingError: no mapping table fits, or there is no such model.
       VerificationError: there is no checkpoint at the destination.
     """
-    from converter.planning import ParameterRequest, make_report
+    from converter.planning import make_report
 
-    request = ParameterRequest(
-        source=_optional(source),
-        destination=_optional(destination),
-        model=model,
-        step=step,
-        mapping=_optional(mapping),
-        options=_table_options(untie, option),
+    return make_report(
+        _optional(source),
+        _optional(destination),
+        model=options["model"],
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        options=_table_options(options["untie"], options["option"]),
     )
-    return make_report(request)
 
 
-def inspect(path: Path) -> "Inspection":
-    """Identifies a checkpoint and lists its contents.
-
-    Args:
-      path: anything on a local file system; what cannot be read is reported as such.
+@documented
+def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH")]) -> "Inspection":
+    """Identifies a checkpoint and lists its contents; what cannot be read is reported as such.
 
     Raises:
       SourceError: the path is not a local one.
@@ -362,31 +250,30 @@ def inspect(path: Path) -> "Inspection":
     return look(os.fspath(path))
 
 
-def _options(
-    untie: bool, option: Iterable[str], qk_norm: str, max_memory: int | str, *, store: str, rewrite: bool, link: bool
-) -> "Options":
+def _options(given: ConversionArguments) -> "Options":
+    from converter.errors import UsageError
     from converter.planning import Options
 
+    if given["qk_norm"] not in QK_NORMS:
+        raise UsageError(f"--qk-norm {given['qk_norm']}: expected one of {', '.join(QK_NORMS)}")
+    fits = {"qk_norm"} if given["qk_norm"] == "fit" else set[str]()
     made = Options(
-        table=_table_options(untie, option, qk_norm),
-        max_memory=_bytes(max_memory),
-        store=store,
-        rewrite=rewrite,
-        link=link,
+        table=_table_options(given["untie"], given["option"]) | fits,
+        max_memory=_bytes(given["max_memory"]),
+        store=given["store"],
+        rewrite=given["rewrite"],
+        link=given["link"],
     )
     made.check()
     return made
 
 
-def _table_options(untie: bool, option: Iterable[str], qk_norm: str = "plain") -> frozenset[str]:
+def _table_options(untie: bool, option: Iterable[str]) -> frozenset[str]:
     from converter.errors import UsageError
 
     if isinstance(option, str):
         raise UsageError(f"option={option!r}: expected a list of names")
-    if qk_norm not in QK_NORMS:
-        raise UsageError(f"--qk-norm {qk_norm}: expected one of {', '.join(QK_NORMS)}")
-    fits = ["qk_norm"] if qk_norm == "fit" else []
-    return frozenset([*option, *(["untie"] if untie else []), *fits])
+    return frozenset([*option, *(["untie"] if untie else [])])
 
 
 def _settings(given: Settings) -> list[str]:

@@ -16,11 +16,11 @@ def reason(error: Exception) -> str:
 
 
 class Ax2mtError(Exception):
-    """Base of all errors that are not a fault of this program.
+    """Base of all errors that are not bugs of this program.
 
     Attributes:
       message: one line for a person.
-      details: further lines, one a finding; shown below the message.
+      details: further lines, one for each finding; shown below the message.
       exit_code: what the process exits with.
     """
 
@@ -44,7 +44,7 @@ class UsageError(Ax2mtError):
 
 
 class SourceError(Ax2mtError):
-    """The source is no committed checkpoint, or is damaged or incomplete."""
+    """The source is not a committed checkpoint, or is damaged or incomplete."""
 
     exit_code = 3
     kind = "source"
@@ -72,14 +72,14 @@ class VerificationError(Ax2mtError):
 
 
 class InexactError(Ax2mtError):
-    """The result cannot be exact in stock MaxText, and `--require-exact` was asked."""
+    """The result cannot be exact in stock MaxText, and `--require-exact` was given."""
 
     exit_code = 7
     kind = "inexact"
 
 
 class ResourceError(Ax2mtError):
-    """The system killed a process of ours, or had no memory for it; neither data nor program is at fault."""
+    """The system killed one of our processes or ran out of memory; neither data nor program is at fault."""
 
     exit_code = 137
     kind = "resources"

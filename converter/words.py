@@ -5,7 +5,7 @@ from converter.errors import UsageError
 
 MAX_LISTED = 20
 
-SHORT_FLAGS = {"untie": "--untie"}
+SHORT_FLAGS = {"untie": "--untie", "qk_norm": "--qk-norm fit"}
 """Options of mapping tables that the command line has a short form for."""
 
 
@@ -20,7 +20,7 @@ def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal, whatever a path or a file of somebody else's holds."""
+    """The text with control characters escaped, so that paths and file contents cannot steer a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 

@@ -34,7 +34,7 @@ class ByteBudget:
           ValueError: the amount is larger than the whole budget, so that it could never be had.
         """
         if amount > self.limit:
-            raise ValueError(f"{amount} bytes are asked for, the budget has {self.limit}")
+            raise ValueError(f"{amount} bytes requested, the budget has {self.limit}")
         ticket = object()
         with self._changed:
             self._queue.append(ticket)
@@ -102,7 +102,7 @@ def process_seconds() -> float:
 
 
 class Progress(Protocol):
-    """Told of work as it is done; called from several threads.
+    """Is notified of finished work, from several threads.
 
     Work on leaves is counted, from `start` on. Work of other kinds is named, by `say`. `close` comes last.
     """
@@ -123,23 +123,8 @@ class Progress(Protocol):
         """Work has ended, well or not."""
 
 
-class Silent:
-    """Says nothing."""
-
-    def start(self, leaves: int, total_bytes: int) -> None:
-        pass
-
-    def advance(self, count: int) -> None:
-        pass
-
-    def leaf_done(self, path: str) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+class Silent(Progress):
+    """Prints nothing."""
 
 
 def run_units(work: Iterator[Callable[[], None]], jobs: int) -> None:

@@ -67,7 +67,7 @@ def test_the_whole_budget_can_be_had_and_one_byte_more_is_refused_at_once() -> N
     assert budget.peak == 0
     with budget.hold(10):
         assert budget.peak == 10
-    with pytest.raises(ValueError, match=r"^11 bytes are asked for, the budget has 10$"), budget.hold(11):
+    with pytest.raises(ValueError, match=r"^11 bytes requested, the budget has 10$"), budget.hold(11):
         pytest.fail("this can never be had")
     with budget.hold(10):
         assert budget.peak == 10

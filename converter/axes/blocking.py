@@ -121,7 +121,7 @@ def slab_moving_elements(axis_map: AxisMap, blocking: Blocking, copies: int) -> 
 
 
 def is_one_chunk(axis_map: AxisMap, chunk: tuple[int, ...]) -> bool:
-    """Whether a source chunk is whole along each dimension that is no free axis."""
+    """Whether a source chunk is whole along each dimension that is not a free axis."""
     free = {axis.source_dims[0] for axis in axis_map.free_axes}
     return all(
         n >= m for dim, (n, m) in enumerate(zip(chunk, axis_map.source_shapes[0], strict=True)) if dim not in free

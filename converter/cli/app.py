@@ -8,37 +8,26 @@ import sys
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from converter import api
 from converter.cli.command import Command, Invocation
 from converter.cli.interrupts import Interrupts
-from converter.cli.options import (
-    JobsOption,
-    LinkOption,
-    MappingOption,
-    MemoryOption,
-    PatchedOption,
-    ProcessMemoryOption,
-    QkNormOption,
-    RewriteOption,
-    SetOption,
-    SourceArgument,
-    StepOption,
-    StoreOption,
-    TableOption,
-    TokensOption,
-    UntieOption,
-    WhatIfOption,
-)
-from converter.cli.output import fail_unless, progress, report_error, show, timed
+from converter.cli.options import shows
+from converter.cli.output import fail_unless, report_error, show, timed
 from converter.cli.streams import StandardStreams
 from converter.cli.verify import verify
 from converter.errors import Ax2mtError, ResourceError, UsageError
 from converter.own_process import INTERRUPTED
 from converter.version import __version__
+
+if TYPE_CHECKING:
+    from converter.checkpoints import Inspection
+    from converter.conversion import Result
+    from converter.forward import LogitsResult
+    from converter.planning import ParameterReport, Plan
 
 NAME = "ax2mt"
 WORKING = ("convert", "verify")
@@ -60,49 +49,9 @@ mappings_command = partial(mappings_app.command, cls=Command)
 
 
 @command()
-def convert(
-    context: typer.Context,
-    source: SourceArgument,
-    destination: Annotated[str, typer.Argument(metavar="DST", help="New directory; MaxText gets DST/0/items.")],
-    step: StepOption = None,
-    mapping: MappingOption = None,
-    untie: UntieOption = False,
-    option: TableOption = None,
-    max_memory: MemoryOption = "1GiB",
-    jobs: JobsOption = 2,
-    store: StoreOption = "files",
-    rewrite: RewriteOption = False,
-    link: LinkOption = False,
-    settings: SetOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted conversion.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Also decode the chunks that are passed through.")] = False,
-    qk_norm: QkNormOption = "plain",
-    require_exact: Annotated[
-        bool, typer.Option("--require-exact", help="Fail (7) where stock MaxText's attention is not exact.")
-    ] = False,
-) -> None:
+@shows(api.convert)
+def convert(context: typer.Context, result: "Result") -> None:
     """Convert an AXLearn checkpoint into a MaxText checkpoint."""
-    result = api.convert(
-        source,
-        destination,
-        step=step,
-        mapping=mapping,
-        untie=untie,
-        option=option or [],
-        max_memory=max_memory,
-        jobs=jobs,
-        store=store,
-        rewrite=rewrite,
-        link=link,
-        set=settings or [],
-        overwrite=overwrite,
-        fresh=fresh,
-        check=check,
-        qk_norm=qk_norm,
-        require_exact=require_exact,
-        progress=progress(context),
-    )
     from converter.report.documents import CONVERT
     from converter.report.plan import print_result
 
@@ -110,43 +59,12 @@ def convert(
 
 
 @command()
-def plan(
-    context: typer.Context,
-    source: SourceArgument,
-    step: StepOption = None,
-    mapping: MappingOption = None,
-    untie: UntieOption = False,
-    option: TableOption = None,
-    max_memory: MemoryOption = "1GiB",
-    jobs: JobsOption = 2,
-    store: StoreOption = "files",
-    rewrite: RewriteOption = False,
-    link: LinkOption = False,
-    settings: SetOption = None,
-    qk_norm: QkNormOption = "plain",
-    metadata_only: Annotated[
-        bool, typer.Option("--metadata-only", help="Chunk files are absent: index and .zarray files are enough.")
-    ] = False,
-) -> None:
+@shows(api.plan)
+def plan(context: typer.Context, result: "Plan") -> None:
     """Show what convert would do, from metadata alone."""
     from converter.report.documents import PLAN
     from converter.report.plan import print_plan
 
-    result = api.plan(
-        source,
-        step=step,
-        mapping=mapping,
-        untie=untie,
-        option=option or [],
-        max_memory=max_memory,
-        jobs=jobs,
-        store=store,
-        rewrite=rewrite,
-        link=link,
-        set=settings or [],
-        qk_norm=qk_norm,
-        metadata_only=metadata_only,
-    )
     show(context, PLAN, result, print_plan)
 
 
@@ -154,66 +72,36 @@ command()(verify)
 
 
 @command()
+@shows(api.parameters)
 def params(
     context: typer.Context,
-    source: Annotated[str | None, typer.Argument(metavar="[SRC]", help="AXLearn step or trainer directory.")] = None,
-    destination: Annotated[str | None, typer.Argument(metavar="[DST]", help="The MaxText checkpoint.")] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="A published size.")] = None,
-    step: StepOption = None,
-    mapping: MappingOption = None,
-    untie: UntieOption = False,
-    option: TableOption = None,
+    report: "ParameterReport",
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
 ) -> None:
     """Report which AXLearn parameter is which MaxText parameter, with shapes and counts."""
     from converter.report.documents import PARAMETERS
     from converter.report.verify import print_markdown, print_parameters
 
-    report = api.parameters(
-        source, destination, model=model, step=step, mapping=mapping, untie=untie, option=option or []
-    )
     show(context, PARAMETERS, report, print_markdown if as_markdown else print_parameters)
-    fail_unless(report.equivalent, context, f"{destination or source or model}: the parameters are not equivalent")
+    given = context.params
+    about = given["destination"] or given["source"] or given["model"]
+    fail_unless(report.equivalent, context, f"{about}: the parameters are not equivalent")
 
 
 @command()
-def inspect(
-    context: typer.Context,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Any file or directory.")],
-) -> None:
+@shows(api.inspect)
+def inspect(context: typer.Context, found: "Inspection") -> None:
     """Identify a checkpoint and list its contents."""
     from converter.report.documents import INSPECTION
     from converter.report.verify import print_inspection
 
-    show(context, INSPECTION, api.inspect(path), print_inspection)
+    show(context, INSPECTION, found, print_inspection)
 
 
 @command()
-def logits(
-    context: typer.Context,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="AXLearn step or trainer directory, or MaxText's.")],
-    step: StepOption = None,
-    mapping: MappingOption = None,
-    tokens: TokensOption = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help=".npz, or .jsonl for MaxText's logit checker.")
-    ] = None,
-    settings: WhatIfOption = None,
-    norm_after_rope: PatchedOption = False,
-    max_memory: ProcessMemoryOption = "4GiB",
-) -> None:
+@shows(api.logits)
+def logits(context: typer.Context, result: "LogitsResult") -> None:
     """Compute a checkpoint's logits, as AXLearn or as MaxText computes them."""
-    result = api.logits(
-        path,
-        step=step,
-        mapping=mapping,
-        tokens=tokens,
-        out=out,
-        set=settings or [],
-        norm_after_rope=norm_after_rope,
-        max_memory=max_memory,
-        progress=progress(context),
-    )
     from converter.report.documents import LOGITS
     from converter.report.logits import print_logits
 
@@ -291,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         only_printed = invocation.as_json or invocation.command not in WORKING
         code = streams.finish(code, output_is_result=only_printed)
     except KeyboardInterrupt:
-        # A second one, while the first one was told of; or one while the output was written.
+        # A second one while the first was reported, or one while the output was written.
         code = INTERRUPTED
     finally:
         # All is written and every thread has ended; large libraries take a third of a second to take themselves apart.

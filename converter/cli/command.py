@@ -1,4 +1,4 @@
-"""What every command has: --json, --quiet and --verbose, and what is known of a command line that is in error."""
+"""What every command has: --json, --quiet and --verbose, also for command lines that cannot be parsed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def _flags(
 
 @dataclass
 class Invocation:
-    """What a command line asks for besides its work.
+    """The options of a command line that all commands have, and what messages need.
 
     Attributes:
       command: the command with its group, such as "mappings list"; empty until it is known.
@@ -58,7 +58,7 @@ class Command(TyperCommand):
             self.params.append(option)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Before the arguments are checked: errors of theirs are shown as they were asked for.
+        # Before the arguments are checked, so that their errors are shown in the requested form.
         invocation = ctx.ensure_object(Invocation)
         invocation.command = ctx.command_path.partition(" ")[2]
         values = self._values(ctx, args)
@@ -68,7 +68,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _values(self, ctx: Any, args: Sequence[str]) -> dict[str, Any] | None:
-        """The options' values as they stand, unknown ones ignored; None where the words cannot be told apart."""
+        """The options' values as they stand, unknown ones ignored; None where the words cannot be parsed."""
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
         try:

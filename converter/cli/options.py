@@ -1,38 +1,74 @@
-"""Arguments and options that several commands have."""
+"""The command line's options, made of the arguments of the public functions."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, get_args
 
 import typer
 
-from converter.choices import MAX_JOBS, QkNorm, Store
+from converter.arguments import Option, arguments
+from converter.cli.output import progress
 
-SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help="AXLearn step directory, or a trainer directory.")]
-StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Step to take; default: latest committed.")]
-MappingOption = Annotated[str | None, typer.Option("--mapping", metavar="FILE", help="Your own mapping table.")]
-TableOption = Annotated[
-    list[str] | None, typer.Option("--option", metavar="NAME", help="Switch on an option of the mapping table.")
-]
-UntieOption = Annotated[
-    bool, typer.Option("--untie", help="Write the output projection as a leaf of its own: --option untie.")
-]
-MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for blocks in flight.")]
-StoreOption = Annotated[
-    Store, typer.Option("--store", help="Plain files, one OCDBT database, or zarr2 files for old readers.")
-]
-RewriteOption = Annotated[bool, typer.Option("--rewrite", help="Decode and encode every chunk; pass none through.")]
-LinkOption = Annotated[bool, typer.Option("--link", help="Hard-link chunks instead of copying: no checksums.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=MAX_JOBS, help="Blocks in flight, as memory allows.")]
-QkNormOption = Annotated[
-    QkNorm, typer.Option("--qk-norm", help="Copy the q/k norm scales, or fit them to stock MaxText.")
-]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change maxtext.yml.")]
-TokensOption = Annotated[
-    str | None, typer.Option("--tokens", metavar="FILE", help="JSON lines of ids, or .npz; default: a built-in set.")
-]
-WhatIfOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Compute as with other model keys.")
-]
-PatchedOption = Annotated[
-    bool, typer.Option("--norm-after-rope", help="Compute as MaxText does with converter.maxtext_patch.")
-]
-ProcessMemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Budget for the process.")]
+
+def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The arguments and options of a function of `api`, as Typer reads them."""
+    return {
+        parameter.name: _typer_parameter(parameter, *get_args(parameter.annotation))
+        for parameter in arguments(function)
+        if not get_args(parameter.annotation)[1].python_only
+    }
+
+
+def _typer_parameter(parameter: inspect.Parameter, kind: Any, option: Option) -> inspect.Parameter:
+    """A text is read as it is written; `api` makes a path, a size or a setting of it."""
+    default, repeated = parameter.default, parameter.default == ()
+    if option.metavar:
+        kind = list[str] if repeated else str
+    if option.metavar and (repeated or default is None):
+        kind, default = kind | None, None
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        flag = "--" + parameter.name.replace("_", "-")
+        flags = f"{flag}/--no-{flag[2:]}" if default is True else flag
+        metavar = option.metavar or None
+        read = typer.Option(flags, metavar=metavar, help=option.help, min=option.least, max=option.most)
+    else:
+        read = typer.Argument(metavar=option.metavar, help=option.help)
+    return inspect.Parameter(parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, read])
+
+
+def call(function: Callable[..., Any], context: typer.Context, given: dict[str, Any]) -> Any:
+    """Calls a function of `api` with the options that were given, and with a progress line if it takes one."""
+    keywords = {name: value for name, value in given.items() if value is not None}
+    if any(parameter.name == "progress" for parameter in arguments(function)):
+        keywords["progress"] = progress(context)
+    return function(**keywords)
+
+
+def with_options(
+    run: Callable[..., None], like: Callable[..., None], options: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """A command's function as Typer needs it: named and documented as `like`, with a context and these options."""
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    run.__name__, run.__doc__ = like.__name__, like.__doc__
+    run.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def shows(function: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function of `api` and of the decorated one, which shows the result.
+
+    The decorated function gets the context and the result; further parameters of its own are further options.
+    """
+
+    def decorate(show: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(show).parameters.values())[2:]
+
+        def run(context: typer.Context, **given: Any) -> None:
+            keywords = {parameter.name: given.pop(parameter.name) for parameter in own}
+            show(context, call(function, context, given), **keywords)
+
+        own_options = (parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own)
+        return with_options(run, show, [*options_of(function).values(), *own_options])
+
+    return decorate

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, errors and what is being worked on on stderr."""
+"""What commands print: results on stdout, errors and progress on stderr."""
 
 import dataclasses
 import sys
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def progress(context: typer.Context) -> "Progress":
-    """Where a command's work is told of: a bar on stderr, unless only errors are wanted."""
+    """A progress bar on stderr; under --quiet, one that prints nothing."""
     from converter.cli.progress import Bar
     from converter.work import Silent
 
@@ -66,7 +66,7 @@ def fail_unless(passed: bool, context: typer.Context, message: str) -> None:
 
 
 def report_error(invocation: Invocation, kind: str, message: str, details: Sequence[str], code: int) -> int:
-    """Tells of an error, on stderr or as a JSON document on stdout; returns the exit code."""
+    """Reports an error, on stderr or as a JSON document on stdout; returns the exit code."""
     message, details = printable(message), [printable(line) for line in details]
     if invocation.as_json:
         from converter.report.documents import ERROR

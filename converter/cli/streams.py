@@ -1,7 +1,7 @@
-"""stdout and stderr of the command line: writing never raises, and what failed is told once, at the end.
+"""stdout and stderr of the command line: writing never raises, and a failure is reported once, at the end.
 
-A result that cannot be printed, on a full disk or in a terminal's encoding, is no reason to stop work halfway, or to
-report another outcome than there was.
+A result that cannot be printed, on a full disk or in a terminal's encoding, must not stop work halfway or change the
+reported outcome.
 """
 
 import errno
@@ -42,7 +42,7 @@ class Descriptor(io.FileIO):
 class StandardStreams:
     """Takes the place of `sys.stdout` and `sys.stderr`.
 
-    Characters that an encoding does not have are written as escapes; so are the bytes of paths that are no text.
+    Characters that an encoding does not have are written as escapes; so are the bytes of paths that cannot be decoded.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class StandardStreams:
         sys.stderr = _text(Descriptor(2, stop=False), sys.stderr)
 
     def finish(self, code: int, *, output_is_result: bool) -> int:
-        """Writes what is left, and tells of an error in writing to stdout.
+        """Flushes both streams, and reports an error in writing to stdout.
 
-        A pipe that its reader closed, as `| head -1` does, is no error.
+        A pipe that its reader closed, as `| head -1` does, is not an error.
 
         Args:
           code: the exit code of what was done.

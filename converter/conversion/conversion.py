@@ -131,7 +131,7 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
         check=request.check,
     )
     if request.require_exact:
-        _check_exact(conversion.mismatches, fitted=bool(computed))
+        _check_exact(conversion.mismatches, "" if computed else plan.remedies.fit)
     return conversion
 
 
@@ -154,7 +154,7 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
+def _check_exact(mismatches: Sequence[PairMismatch], remedy: str) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -162,8 +162,8 @@ def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
-        fit = not fitted and all(entry.separable for entry in found)
-        advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
+        fit = remedy and all(entry.separable for entry in found)
+        advice = f"{remedy} makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
             f"layers differ inside rotated pairs; {advice}",

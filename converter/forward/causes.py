@@ -15,6 +15,7 @@ from converter.forward.semantics import HALVES, INTERLEAVED, KEYS, Semantics
 from converter.forward.views import View
 from converter.forward.weights import Weights
 from converter.mapping import KEY_SCALE, QUERY_SCALE, is_bundled
+from converter.planning import Remedies
 
 TIED_ROUNDING = "tied table rounded to bfloat16"
 NORM_ORDER = "q/k norm before RoPE"
@@ -47,7 +48,10 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
     """
     computes, weights = source.semantics, source.weights
     again = f"convert again, and compare the axes of its rows with `ax2mt mappings show {_shown(source)}`"
+    remedies = Remedies.of(source.table)
     experts = (_fact(source, "experts per token", "top_k", "experts_per_token"),) if weights.experts else ()
+    has_norms = QUERY_SCALE in weights.layers[0]
+    norms = _norm_causes(weights, again, tuple(sorted(fitted)), remedies.fit) if has_norms else ()
     return (
         *experts,
         _setting(
@@ -58,12 +62,12 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
         ),
         _fact(source, "RoPE's base", "theta", "rope_theta"),
         _fact(source, "the norms' epsilon", "epsilon", "norm_epsilon"),
-        *(_norm_causes(weights, again, tuple(sorted(fitted))) if QUERY_SCALE in weights.layers[0] else ()),
+        *norms,
         _setting(
             computes,
             TIED_ROUNDING,
             "round_table",
-            "convert with --untie; MaxText then keeps the output projection in float32",
+            _untie_advice(remedies.untie),
         ),
         _order("RoPE permutation missing on q and k", again, "query_order", "key_order"),
         _order("RoPE permutation missing on q", again, "query_order"),
@@ -76,13 +80,13 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
     )
 
 
-def _norm_causes(source: Weights, again: str, fitted: tuple[str, ...]) -> tuple[Cause, ...]:
+def _norm_causes(source: Weights, again: str, fitted: tuple[str, ...], fit: str) -> tuple[Cause, ...]:
     """The differences that only models with q/k norms can have."""
+    lower = f"; or lower the difference with `convert {fit}`" if fit else ""
     return (
         Cause(
             NORM_ORDER,
-            "run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales; or lower the "
-            "difference with `convert --qk-norm fit`",
+            f"run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales{lower}",
             lambda variant: _norm_after(variant, source, fitted),
         ),
         _order("RoPE permutation missing on q, k and both scales", again, "query_order", "key_order", "scale_order"),
@@ -112,6 +116,12 @@ def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
             kernels = _kernels(source)
             lines.append(f"{name}: {_heads_text(held, kernels)}; expected {_heads_text(expected, kernels)}")
     return tuple(lines)
+
+
+def _untie_advice(option: str) -> str:
+    if option:
+        return f"convert with {option}; MaxText then keeps the output projection in float32"
+    return "the mapping has no option that writes the output projection as a leaf of its own"
 
 
 def _setting(computes: Semantics, name: str, field: str, advice: str) -> Cause:

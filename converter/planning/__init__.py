@@ -1,8 +1,8 @@
 """What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
 
-from converter.planning.fidelity import PairMismatch, pair_mismatches, scale_mismatches
+from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.options import DEFAULT_MEMORY, JOBS, Options
-from converter.planning.parameters import ParameterReport, ParameterRequest, ParameterRow, make_report
+from converter.planning.parameters import ParameterReport, ParameterRow, make_report
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
@@ -17,9 +17,9 @@ __all__ = [
     "Options",
     "PairMismatch",
     "ParameterReport",
-    "ParameterRequest",
     "ParameterRow",
     "Plan",
+    "Remedies",
     "Route",
     "Source",
     "Task",

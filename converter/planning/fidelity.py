@@ -15,14 +15,39 @@ import numpy as np
 from converter.arrays import ArrayReader
 from converter.axes import AxisMap
 from converter.errors import MappingError
-from converter.mapping import KEY_SCALE, LAYER_AXIS, QUERY_SCALE, Match, MatchedRow
+from converter.mapping import KEY_SCALE, LAYER_AXIS, QK_NORM, QUERY_SCALE, MappingTable, Match, MatchedRow
 from converter.planning.source import Source
+from converter.words import option_flag
 
 MAX_SCALE_BYTES = 64 << 20
 """q/k norm scales have some hundred numbers a layer."""
 
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 """Relative difference of products that float32 scales may have although they were made equal."""
+
+
+TIED_KEY = "logits_via_embedding"
+"""MaxText's key for logits from the embedding table, which it rounds to bfloat16 for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """Options of a table that bring MaxText closer to AXLearn, as on the command line; empty where it has none.
+
+    Attributes:
+      untie: writes the output projection as a leaf of its own.
+      fit: fits the q/k norm scales to stock MaxText.
+    """
+
+    untie: str = ""
+    fit: str = ""
+
+    @classmethod
+    def of(cls, table: MappingTable) -> "Remedies":
+        """The options that advice may name for checkpoints of this table."""
+        untie = next((rule.unless for rule in table.config if rule.key == TIED_KEY), "")
+        fits = QK_NORM in table.fits and table.arithmetic is not None
+        return cls(untie=option_flag(untie) if untie in table.options else "", fit=option_flag(QK_NORM) if fits else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +141,7 @@ def read_scale(source: Source, row: MatchedRow) -> np.ndarray:
     """A row's q/k norm scales, all layers.
 
     Raises:
-      MappingError: the tensor is no such scale.
+      MappingError: the tensor cannot be such a scale.
       SourceError: it cannot be read.
     """
     array = source.arrays[row.sources[0]]

@@ -1,25 +1,18 @@
 """The parameter report: which AXLearn tensor is which MaxText leaf, in shapes, words and counts. Reads no weights."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from converter.axes import AxisMap, Branch, Product, product_size
+from converter.axes import AxisMap, product_size
 from converter.checkpoints import Target, check_pair, open_target, recorded_settings
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
     EXPERT_ROLES,
-    HEAD_DIM,
-    HEADS,
-    LAYER_AXIS,
-    ROTATED,
-    Fit,
     Match,
     MatchedRow,
-    Scale,
     Shape,
     check_model,
     converted_keys,
@@ -30,6 +23,7 @@ from converter.mapping import (
     model_config,
     source_arithmetic,
 )
+from converter.planning.relation import relation, without_layers
 from converter.planning.source import check_options, evident_options, open_source
 
 
@@ -85,7 +79,7 @@ class ParameterReport:
       extra: leaves of the checkpoint that no row produces, with their shapes.
       experts: number of experts; 0 without any.
       experts_per_token: experts that each token is sent to.
-      notes: what the user has to know about the source, one line each.
+      notes: remarks about the source, one line each.
     """
 
     title: str
@@ -135,63 +129,54 @@ class ParameterReport:
         return self.difference == 0 and not self.extra and all(row.fits for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRequest:
-    """What `params` was asked for.
+def make_report(
+    source: str | None = None,
+    destination: str | None = None,
+    *,
+    model: str | None = None,
+    step: int | None = None,
+    mapping: str | None = None,
+    options: Collection[str] = (),
+) -> ParameterReport:
+    """Makes the report of a checkpoint or of a published model.
 
-    Attributes:
+    Args:
       source: a step or trainer directory; None for a published model.
       destination: the MaxText checkpoint to look at; None for the planned result.
       model: name of a published model; with a source: what the source must be.
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
-      options: options of the mapping table that are on; a checkpoint shows by itself which those are.
-    """
-
-    source: str | None = None
-    destination: str | None = None
-    _: KW_ONLY
-    model: str | None = None
-    step: int | None = None
-    mapping: str | None = None
-    options: frozenset[str] = frozenset()
-
-
-def make_report(request: ParameterRequest) -> ParameterReport:
-    """Makes the report that was asked for.
+      options: options of the mapping table that are on; with a destination, those that it was made with count.
 
     Raises:
       UsageError: neither a source nor a model was named.
       SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
         source is not of the named model's size.
     """
-    tables = load_bundled() if request.mapping is None else [load_mapping(request.mapping)]
-    if request.source is None:
-        if request.model is None:
+    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    if source is None:
+        if model is None:
             raise UsageError("params: expected SRC, or --model NAME")
-        match, shapes = find_published(tables, request.model)
-        if request.options:
-            check_options([match.table], request.options)
-            match = match_table(match.table, shapes, options=request.options)
-        return report(match, shapes, request.model)
-    if request.destination is not None:
-        check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=request.options, metadata_only=True
-    )
-    match = source.match
-    shapes = source.checkpoint.shapes
-    if request.model is not None:
-        check_model(match, find_published(tables, request.model)[0], request.model)
-    title = f"{source.shown} (step {source.checkpoint.step})"
-    if request.destination is None:
-        return report(match, shapes, title, notes=source.notes)
-    target = open_target(request.destination)
+        match, shapes = find_published(tables, model)
+        if options:
+            check_options([match.table], options)
+            match = match_table(match.table, shapes, options=options)
+        return report(match, shapes, model)
+    if destination is not None:
+        check_pair(locate(source, SourceError), locate(destination, DestinationError))
+    opened = open_source(source, step=step, mapping=mapping, options=options, metadata_only=True)
+    match, shapes = opened.match, opened.checkpoint.shapes
+    if model is not None:
+        check_model(match, find_published(tables, model)[0], model)
+    title = f"{opened.shown} (step {opened.checkpoint.step})"
+    if destination is None:
+        return report(match, shapes, title, notes=opened.notes)
+    target = open_target(destination)
     evident = evident_options(match.table, target)
-    if evident != request.options:
+    if evident != frozenset(options):
         match = match_table(match.table, shapes, options=evident)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
-    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)
+    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -240,42 +225,7 @@ def _experts(match: Match) -> int:
         if row.row.roles and row.row.roles[branch.target] in EXPERT_ROLES
     )
     dims = next(firsts, None)
-    return 0 if dims is None else product_size(_without_layers(dims)[0], match.sizes)
-
-
-def relation(row: MatchedRow, axis_map: AxisMap) -> str:
-    """What becomes of the elements, in words.
-
-    Args:
-      row: the row in one place.
-      axis_map: its axes with their sizes.
-    """
-    expression, targets, roles = row.expression, row.targets, row.row.roles
-    phrases: list[str] = []
-    position = expression.sum_position()
-    if position is not None:
-        phrases.append(_split_words(row, axis_map, position))
-    branches = expression.branches()
-    # The same for all branches but for names in the sum, so the first one speaks.
-    head = _role_dim(branches[0], roles, HEAD_DIM)
-    moved = _axes_words(_axis_names(branches[0].source_dims, head), _axis_names(branches[0].target_dims, head))
-    if moved:
-        phrases.append(moved)
-    permuted = [branch.target for branch in branches if _reordered_inside(branch.source_dims, branch.target_dims)]
-    rotated = [number for number in permuted if roles and roles[number] in ROTATED]
-    others = [number for number in permuted if number not in rotated]
-    for numbers, words in (
-        (rotated, "RoPE pairs re-ordered (interleaved to halves)"),
-        (others, "re-ordered inside an axis"),
-    ):
-        names = " and ".join(_short_name(targets[number]) for number in numbers)
-        if numbers:
-            phrases.append(f"{words} on {names}" if len(branches) > 1 else words)
-    if isinstance(row.value, Scale):
-        phrases.append(f"values times {row.value.factor(axis_map.sizes):.6g}")
-    if isinstance(row.value, Fit):
-        phrases.append("values fitted")
-    return "; ".join(phrases) or "identical"
+    return 0 if dims is None else product_size(without_layers(dims)[0], match.sizes)
 
 
 def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapping[str, Shape] | None) -> ParameterRow:
@@ -297,65 +247,3 @@ def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapp
         added=bool(row.row.option),
         expert=bool(EXPERT_ROLES & set(row.row.roles)),
     )
-
-
-def _split_words(row: MatchedRow, axis_map: AxisMap, position: tuple[str, int]) -> str:
-    side, dim = position
-    expression = row.expression
-    whole = (expression.sources if side == "source" else expression.targets)[0]
-    sizes = [product_size(term, axis_map.sizes) for term in whole[dim].terms]
-    parts = " + ".join(map(str, sizes))
-    if side == "target":
-        return f"joined {parts} into {sum(sizes)}"
-    names = ", ".join(_short_name(path) for path in row.targets)
-    if all(branch.source_dims[dim] == _role_dim(branch, row.row.roles, HEADS) for branch in expression.branches()):
-        return f"{names} split {parts} of {sum(sizes)} heads"
-    return f"split {parts} ({names})"
-
-
-def _role_dim(branch: Branch, roles: tuple[str, ...], dims: Mapping[str, int]) -> Product | None:
-    """The axes of the target's dimension that `dims` names for its role; None without such a role."""
-    number = dims.get(roles[branch.target]) if roles else None
-    return None if number is None else _without_layers(branch.target_dims)[number]
-
-
-def _without_layers(dims: tuple[Product, ...]) -> list[Product]:
-    return [product for product in dims if product != (LAYER_AXIS,)]
-
-
-def _axes_words(source: list[str], target: list[str]) -> str:
-    """How dimensions moved, given their names on both sides."""
-    if source == target:
-        return ""
-    rest = [[name for name in names if name != LAYER_AXIS] for names in (source, target)]
-    words: list[str] = []
-    if LAYER_AXIS in source and LAYER_AXIS in target:
-        before, after = source.index(LAYER_AXIS), target.index(LAYER_AXIS)
-        if before != after:
-            words.append(f"layer axis moved ({before} to {after})")
-    elif LAYER_AXIS in source or LAYER_AXIS in target:
-        words.append("layers taken apart" if LAYER_AXIS in source else "layers stacked")
-    if rest[0] != rest[1]:
-        swapped = "transposed" if len(rest[0]) == 2 else "axes re-ordered"
-        verb = swapped if sorted(rest[0]) == sorted(rest[1]) else "reshaped"
-        words.append(f"{verb} ({', '.join(rest[0])} to {', '.join(rest[1])})")
-    return "; ".join(words)
-
-
-def _axis_names(dims: tuple[Product, ...], head: Product | None) -> list[str]:
-    """One name a dimension, alike however its axes lie; `head` are the axes of one head."""
-    names = [sorted(map(str, product), reverse=True) for product in dims]
-    one_head = None if head is None else sorted(map(str, head), reverse=True)
-    return ["head dim" if name == one_head else " ".join(name) for name in names]
-
-
-def _reordered_inside(source: tuple[Product, ...], target: tuple[Product, ...]) -> bool:
-    """Whether a dimension has the same axes on both sides, in another order."""
-    after = [Counter(product) for product in target]
-    return any(product not in target and Counter(product) in after for product in source)
-
-
-def _short_name(path: str) -> str:
-    """The part of a leaf's path that tells it from its neighbours: query for .../query/kernel."""
-    parts = path.split("/")
-    return parts[-2] if parts[-1] in ("kernel", "scale", "embedding") and len(parts) > 1 else parts[-1]

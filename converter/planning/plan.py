@@ -17,6 +17,7 @@ from converter.axes import (
 )
 from converter.errors import UsageError
 from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule, configure
+from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source
@@ -99,6 +100,7 @@ class Plan:
       config: MaxText's model configuration.
       settings: its keys that the user set.
       jobs: blocks in flight.
+      remedies: options of the table that advice may name.
     """
 
     source: str
@@ -114,6 +116,7 @@ class Plan:
     config: Mapping[str, Any]
     settings: Mapping[str, Any]
     jobs: int
+    remedies: Remedies
     totals: "Totals" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,7 +130,7 @@ class Plan:
     @property
     def tied(self) -> bool:
         """Whether MaxText takes its logits from the embedding table, which it rounds to bfloat16 for them."""
-        return bool(self.config.get("logits_via_embedding"))
+        return bool(self.config.get(TIED_KEY))
 
     @property
     def leaves(self) -> tuple[Array, ...]:
@@ -211,6 +214,7 @@ def make_plan(
         config=configuration.keys,
         settings=configuration.settings,
         jobs=jobs,
+        remedies=Remedies.of(match.table),
     )
 
 

@@ -10,21 +10,26 @@ NARROW = 40
 """Columns of a terminal that says it has fewer, as those do whose size is not known."""
 
 WIDE = 200
-"""Columns where the output is no terminal, so that no path is cut."""
+"""Columns where the output is not a terminal, so that no path is cut."""
 
 
 def stdout_console() -> Console:
-    """A console for results; wide where stdout is no terminal. Paths may hold brackets and colons: text is text."""
+    """A console for results. Lines are never broken: paths must stay whole. Brackets and colons in paths are text."""
     width = max(Console().width, NARROW) if sys.stdout.isatty() else WIDE
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
-def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines, whose long cells are folded; the columns of `right` are aligned there."""
+def plain_table(*columns: str, left: Sequence[str] = ()) -> Table:
+    """A table of numbers without lines, whose long cells are folded; the columns of `left` hold texts."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Prints a table within the console's width."""
+    console.print(table, soft_wrap=False)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -20,7 +20,9 @@ from converter.report.fields import (
     Kind,
     Record,
     choice,
+    group,
     items,
+    objects,
     optional,
     record,
 )
@@ -35,35 +37,35 @@ def _fit(fitted: Any) -> str:
 
 
 STEP = Field("step", optional(INTEGER), "the training step; null where it is not known")
-NOTES = Field("notes", TEXTS, "what is worth knowing and not wrong: steps passed over, an EMA that is left behind")
+NOTES = Field("notes", TEXTS, "remarks that are not errors: steps that were skipped, an EMA that is left behind")
 PEAK_MEMORY = Field("peak_memory", COUNT, "the largest resident set, in bytes")
 SECONDS_TAKEN = Field("seconds", SECONDS, "since the start of the process")
 QK_NORM = "plain: q/k norm scales are copies, fit: they were fitted"
 
+ERROR_KINDS = (
+    "usage", "source", "mapping", "destination", "verification", "inexact", "interrupted", "resources", "environment",
+    "internal",
+)  # fmt: skip
+
 ERROR = Record(
     "error",
     (
-        Field(
+        group(
             "error",
-            record(
-                Field(
-                    "kind",
-                    choice(
-                        "usage", "source", "mapping", "destination", "verification", "inexact", "interrupted",
-                        "resources", "environment", "internal",
-                    ),
-                    "what is at fault",
-                    itemgetter("kind"),
-                ),
-                Field("exit_code", COUNT, "of the process", itemgetter("exit_code")),
-                Field("message", TEXT, "one line", itemgetter("message")),
-                Field("details", TEXTS, "further lines, one a finding", itemgetter("details")),
-            ),
             "why there is no result",
-            _itself,
+            Field(
+                "kind",
+                choice(*ERROR_KINDS),
+                "what is at fault",
+                itemgetter("kind"),
+            ),
+            Field("exit_code", COUNT, "of the process", itemgetter("exit_code")),
+            Field("message", TEXT, "one line", itemgetter("message")),
+            Field("details", TEXTS, "further lines, one a finding", itemgetter("details")),
+            source=_itself,
         ),
     ),
-)  # fmt: skip
+)
 
 ARRAYS = items(
     record(
@@ -75,18 +77,14 @@ ARRAYS = items(
     )
 )
 
-PAIRS = Field(
+PAIRS = objects(
     "qk_norm_pairs",
-    items(
-        record(
-            Field("layer", COUNT, "number in the model"),
-            Field("product", NUMBER, "largest abs(a-b)/abs(a+b) inside a rotated pair, of the product of the scales"),
-            Field("query", NUMBER, "the same of the query's scale"),
-            Field("key", NUMBER, "the same of the key's scale"),
-        )
-    ),
     "how unequal the q/k norm scales of each layer are",
-    "mismatches",
+    Field("layer", COUNT, "number in the model"),
+    Field("product", NUMBER, "largest abs(a-b)/abs(a+b) inside a rotated pair, of the product of the scales"),
+    Field("query", NUMBER, "the same of the query's scale"),
+    Field("key", NUMBER, "the same of the key's scale"),
+    source="mismatches",
 )
 
 
@@ -99,68 +97,56 @@ PLAN_FIELDS = (
     STEP,
     Field("mapping", TEXT, "name of the mapping table", "table"),
     Field("mapping_digest", TEXT, "hash of the table", "table_digest"),
-    Field(
+    group(
         "options",
-        record(
-            Field("table", TEXTS, "options of the mapping table that are on", lambda options: sorted(options.table)),
-            Field("untie", FLAG, "whether `untie` is one of them", lambda options: "untie" in options.table),
-            Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
-            Field("store", choice(*STORES), "how leaves are stored"),
-            Field("rewrite", FLAG, "every chunk is decoded and encoded"),
-            Field("link", FLAG, "chunks are hard-linked"),
-            Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),
-        ),
         "what shapes the result",
+        Field("table", TEXTS, "options of the mapping table that are on", lambda options: sorted(options.table)),
+        Field("untie", FLAG, "whether `untie` is one of them", lambda options: "untie" in options.table),
+        Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
+        Field("store", choice(*STORES), "how leaves are stored"),
+        Field("rewrite", FLAG, "every chunk is decoded and encoded"),
+        Field("link", FLAG, "chunks are hard-linked"),
+        Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),
     ),
-    Field(
+    group(
         "totals",
-        record(
-            Field("source_parameters", COUNT, "elements that are converted", "totals.source_parameters"),
-            Field("target_parameters", COUNT, "elements of all leaves", "totals.target_parameters"),
-            Field("added_parameters", COUNT, "those that are copies made on request", "totals.added_parameters"),
-            Field("difference", INTEGER, "0 in a correct plan", "totals.difference"),
-            Field("leaves", COUNT, "number of leaves", lambda plan: len(plan.leaves)),
-            Field("read_bytes", COUNT, "to read, decoded", "totals.read_bytes"),
-            Field("write_bytes", COUNT, "to write, decoded", "totals.write_bytes"),
-            Field("stored_bytes", COUNT, "of the source's files; 0 with `--metadata-only`", "totals.stored_bytes"),
-            Field("memory", COUNT, "of blocks in flight, in bytes", "totals.memory"),
-        ),
         "sums",
-        _itself,
+        Field("source_parameters", COUNT, "elements that are converted", "totals.source_parameters"),
+        Field("target_parameters", COUNT, "elements of all leaves", "totals.target_parameters"),
+        Field("added_parameters", COUNT, "those that are copies made on request", "totals.added_parameters"),
+        Field("difference", INTEGER, "0 in a correct plan", "totals.difference"),
+        Field("leaves", COUNT, "number of leaves", lambda plan: len(plan.leaves)),
+        Field("read_bytes", COUNT, "to read, decoded", "totals.read_bytes"),
+        Field("write_bytes", COUNT, "to write, decoded", "totals.write_bytes"),
+        Field("stored_bytes", COUNT, "of the source's files; 0 with `--metadata-only`", "totals.stored_bytes"),
+        Field("memory", COUNT, "of blocks in flight, in bytes", "totals.memory"),
+        source=_itself,
     ),
     Field("sizes", COUNTS, "axis to its solved size"),
-    Field(
+    objects(
         "tasks",
-        items(
-            record(
-                Field("axes", TEXT, "the axis expression", lambda task: str(task.axis_map.expression)),
-                Field("route", choice("pass", "link", "rewrite"), "how bytes travel"),
-                Field("reason", TEXT, "why not by a cheaper route; may be empty"),
-                Field("group", TEXT, "part of the model"),
-                Field("note", TEXT, "the row's explanation; may be empty"),
-                Field("added", FLAG, "the leaves are copies made on request", "extra"),
-                Field("units", COUNT, "blocks or chunks"),
-                Field("memory", COUNT, "of one unit, in bytes"),
-                Field("stored_bytes", COUNT, "of the source's chunk files"),
-                Field("sources", ARRAYS, "what is read"),
-                Field("leaves", ARRAYS, "what is written"),
-            )
-        ),
         "the work, in the order of the model",
+        Field("axes", TEXT, "the axis expression", lambda task: str(task.axis_map.expression)),
+        Field("route", choice("pass", "link", "rewrite"), "how bytes travel"),
+        Field("reason", TEXT, "why not by a cheaper route; may be empty"),
+        Field("group", TEXT, "part of the model"),
+        Field("note", TEXT, "the row's explanation; may be empty"),
+        Field("added", FLAG, "the leaves are copies made on request", "extra"),
+        Field("units", COUNT, "blocks or chunks"),
+        Field("memory", COUNT, "of one unit, in bytes"),
+        Field("stored_bytes", COUNT, "of the source's chunk files"),
+        Field("sources", ARRAYS, "what is read"),
+        Field("leaves", ARRAYS, "what is written"),
     ),
-    Field(
+    objects(
         "dropped",
-        items(
-            record(
-                Field("reason", TEXT, "why", itemgetter(0)),
-                Field("tensors", COUNT, "how many", lambda entry: len(entry[1])),
-                Field("elements", COUNT, "of those with a known shape", lambda entry: sum(n or 0 for _, n in entry[1])),
-                Field("unknown_shapes", COUNT, "how many have none", lambda entry: sum(n is None for _, n in entry[1])),
-                Field("paths", TEXTS, "their names", lambda entry: [path for path, _ in entry[1]]),
-            )
-        ),
         "tensors that are left behind, by reason",
-        _dropped,
+        Field("reason", TEXT, "why", itemgetter(0)),
+        Field("tensors", COUNT, "how many", lambda entry: len(entry[1])),
+        Field("elements", COUNT, "of those with a known shape", lambda entry: sum(n or 0 for _, n in entry[1])),
+        Field("unknown_shapes", COUNT, "how many have none", lambda entry: sum(n is None for _, n in entry[1])),
+        Field("paths", TEXTS, "their names", lambda entry: [path for path, _ in entry[1]]),
+        source=_dropped,
     ),
     Field("ignored_entries", TEXTS, "index entries that are not tensors", "others"),
     NOTES,
@@ -181,28 +167,24 @@ CONVERT = Record(
         PEAK_MEMORY,
         Field("written_bytes", COUNT, "size of the checkpoint's files"),
         Field("resumed", FLAG, "an interrupted run was resumed"),
-        Field(
+        group(
             "work",
-            record(
-                Field("decoded", COUNT, "chunks", "counts.decoded"),
-                Field("encoded", COUNT, "chunks", "counts.encoded"),
-                Field("passed", COUNT, "chunks that were not decoded", "counts.passed"),
-                Field("kept", COUNT, "units from the interrupted run", "counts.kept"),
-                Field("peak_in_flight", COUNT, "bytes of blocks in flight"),
-            ),
             "what was done",
-            "written",
+            Field("decoded", COUNT, "chunks", "counts.decoded"),
+            Field("encoded", COUNT, "chunks", "counts.encoded"),
+            Field("passed", COUNT, "chunks that were not decoded", "counts.passed"),
+            Field("kept", COUNT, "units from the interrupted run", "counts.kept"),
+            Field("peak_in_flight", COUNT, "bytes of blocks in flight"),
+            source="written",
         ),
-        Field(
+        group(
             "fidelity",
-            record(
-                Field("exact_attention", FLAG, "stock MaxText computes AXLearn's attention"),
-                Field("exact_logits", FLAG, "stock MaxText computes AXLearn's logits"),
-                Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda result: _fit(result.plan.fitted)),
-                PAIRS,
-            ),
             "what equal shapes do not show",
-            _itself,
+            Field("exact_attention", FLAG, "stock MaxText computes AXLearn's attention"),
+            Field("exact_logits", FLAG, "stock MaxText computes AXLearn's logits"),
+            Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda result: _fit(result.plan.fitted)),
+            PAIRS,
+            source=_itself,
         ),
         Field("command", TEXT, "the command line to train on in MaxText, with the patch where only that is exact"),
         Field("stock_command", TEXT, "the same without the patch"),
@@ -221,22 +203,22 @@ VERIFY = Record(
         Field("elements", COUNT, "compared"),
         Field("bytes", COUNT, "their size, decoded", "compared_bytes"),
         Field("sample", optional(NUMBER), "the fraction of blocks that was compared; null for all"),
-        Field(
+        objects(
             "findings",
-            items(
-                record(
-                    Field("check", TEXT, "coverage, shape, dtype, chunks, values, cast, digest, receipt, metadata, "
-                          "markers, scan_layers or config"),
-                    Field("place", TEXT, "leaf or file"),
-                    Field("message", TEXT, "one line"),
-                    Field("elements", optional(COUNT), "how many differ"),
-                    Field("first_index", optional(SHAPE), "of the first one"),
-                    Field("expected", optional(TEXT), "its value in the source"),
-                    Field("found", optional(TEXT), "its value in the checkpoint"),
-                    Field("diagnosis", optional(TEXT), "what the wrong values are"),
-                )
-            ),
             "all that is wrong",
+            Field(
+                "check",
+                TEXT,
+                "coverage, shape, dtype, chunks, values, cast, digest, receipt, metadata, "
+                "markers, scan_layers or config",
+            ),
+            Field("place", TEXT, "leaf or file"),
+            Field("message", TEXT, "one line"),
+            Field("elements", optional(COUNT), "how many differ"),
+            Field("first_index", optional(SHAPE), "of the first one"),
+            Field("expected", optional(TEXT), "its value in the source"),
+            Field("found", optional(TEXT), "its value in the checkpoint"),
+            Field("diagnosis", optional(TEXT), "what the wrong values are"),
         ),
         NOTES,
         Field(
@@ -254,50 +236,50 @@ VERIFY = Record(
         SECONDS_TAKEN,
         PEAK_MEMORY,
     ),
-)  # fmt: skip
+)
 
 MODEL = record(
     Field("kind", choice("AXLearn", "MaxText"), "whose arithmetic"),
     Field("path", TEXT, "the checkpoint", "weights.path"),
     Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda model: _fit(model.weights.fitted)),
-    Field(
+    group(
         "semantics",
-        record(
-            Field("query_order", TEXT, "how rotated pairs lie in the query"),
-            Field("key_order", TEXT, "in the key"),
-            Field("scale_order", TEXT, "in the q/k norm scales"),
-            Field("norm_after_rope", FLAG, "q/k norms come after RoPE"),
-            Field("top_k", COUNT, "experts of a token"),
-            Field("renormalise", FLAG, "the shares of the chosen experts sum to one"),
-            Field("share_epsilon", NUMBER, "added to that sum"),
-            Field("tied", FLAG, "logits come from the embedding table"),
-            Field("round_table", FLAG, "which is rounded to bfloat16 for them"),
-            Field("normalize_logits", FLAG, "tied logits are divided by the root of the width"),
-            Field("epsilon", NUMBER, "of all norms"),
-            Field("theta", NUMBER, "RoPE's base"),
-        ),
         "what is computed",
+        Field("query_order", TEXT, "how rotated pairs lie in the query"),
+        Field("key_order", TEXT, "in the key"),
+        Field("scale_order", TEXT, "in the q/k norm scales"),
+        Field("norm_after_rope", FLAG, "q/k norms come after RoPE"),
+        Field("top_k", COUNT, "experts of a token"),
+        Field("renormalise", FLAG, "the shares of the chosen experts sum to one"),
+        Field("share_epsilon", NUMBER, "added to that sum"),
+        Field("tied", FLAG, "logits come from the embedding table"),
+        Field("round_table", FLAG, "which is rounded to bfloat16 for them"),
+        Field("normalize_logits", FLAG, "tied logits are divided by the root of the width"),
+        Field("epsilon", NUMBER, "of all norms"),
+        Field("theta", NUMBER, "RoPE's base"),
     ),
     Field("semantics_from", TEXT, "where that was read", "origin"),
-    Field("notes", TEXTS, "what is worth knowing of the weights", "weights.notes"),
+    Field("notes", TEXTS, "remarks about the weights", "weights.notes"),
 )
-TOKENS = Field(
+TOKENS = group(
     "tokens",
-    record(
-        Field("origin", TEXT, "the file, or built-in"),
-        Field("count", COUNT, "of all tokens", lambda tokens: len(tokens.ids)),
-        Field("sequences", COUNT, "number of sequences", lambda tokens: len(tokens.sequences)),
-    ),
     "what the model was given",
+    Field("origin", TEXT, "the file, or built-in"),
+    Field("count", COUNT, "of all tokens", lambda tokens: len(tokens.ids)),
+    Field("sequences", COUNT, "number of sequences", lambda tokens: len(tokens.sequences)),
 )
 NON_FINITE = optional(
     record(
         Field("tokens", COUNT, "how many have NaN or infinite logits", itemgetter(1)),
         Field("first", TEXT, 'where this begins, such as "layer 3, attention"', lambda entry: entry[0].place),
-        Field("weights", TEXTS, "weights used there that hold NaN or infinity; empty where values overflow",
-              lambda entry: entry[0].weights),
+        Field(
+            "weights",
+            TEXTS,
+            "weights used there that hold NaN or infinity; empty where values overflow",
+            lambda entry: entry[0].weights,
+        ),
     )
-)  # fmt: skip
+)
 
 
 def _non_finite(found: Any, tokens: int) -> tuple[Any, int] | None:
@@ -313,13 +295,15 @@ LOGITS = Record(
         Field("mean", NUMBER, "of all logits"),
         Field("deviation", NUMBER, "standard deviation of all logits"),
         Field(
-            "non_finite", NON_FINITE, "null where all logits are finite",
+            "non_finite",
+            NON_FINITE,
+            "null where all logits are finite",
             lambda result: _non_finite(result.non_finite, result.bad_tokens),
         ),
         SECONDS_TAKEN,
         PEAK_MEMORY,
     ),
-)  # fmt: skip
+)
 
 
 DISTANCE_FIELDS = (
@@ -342,46 +326,37 @@ COMPARISON = Record(
         Field("source", MODEL, "the AXLearn model"),
         Field("destination", MODEL, "the MaxText model"),
         TOKENS,
-        Field(
+        group(
             "non_finite",
-            record(
-                Field("source", NON_FINITE, "AXLearn's", lambda r: _non_finite(r.non_finite[0], r.bad_tokens[0])),
-                Field("destination", NON_FINITE, "MaxText's", lambda r: _non_finite(r.non_finite[1], r.bad_tokens[1])),
-            ),
             "where logits are not finite",
-            _itself,
+            Field("source", NON_FINITE, "AXLearn's", lambda r: _non_finite(r.non_finite[0], r.bad_tokens[0])),
+            Field("destination", NON_FINITE, "MaxText's", lambda r: _non_finite(r.non_finite[1], r.bad_tokens[1])),
+            source=_itself,
         ),
         Field("difference", DISTANCE, "over all tokens"),
-        Field(
+        objects(
             "positions",
-            items(
-                record(
-                    Field("first", COUNT, "first position"),
-                    Field("last", COUNT, "last position"),
-                    *ITS_DISTANCE,
-                )
-            ),
             "the difference by position",
-            "buckets",
+            Field("first", COUNT, "first position"),
+            Field("last", COUNT, "last position"),
+            *ITS_DISTANCE,
+            source="buckets",
         ),
-        Field(
+        objects(
             "causes",
-            items(
-                record(
-                    Field("name", TEXT, "the known difference"),
-                    Field("advice", TEXT, "what to do about it"),
-                    Field("before", DISTANCE, "the difference with it"),
-                    Field("after", DISTANCE, "the difference once it is undone too"),
-                )
-            ),
             "what explains the difference, the largest first",
-            "steps",
+            Field("name", TEXT, "the known difference"),
+            Field("advice", TEXT, "what to do about it"),
+            Field("before", DISTANCE, "the difference with it"),
+            Field("after", DISTANCE, "the difference once it is undone too"),
+            source="steps",
         ),
-        Field(
+        objects(
             "switched_alone",
-            items(record(Field("name", TEXT, "the known difference"), *ITS_DISTANCE)),
             "each known difference undone alone",
-            "switched",
+            Field("name", TEXT, "the known difference"),
+            *ITS_DISTANCE,
+            source="switched",
         ),
         Field("findings", TEXTS, "further evidence"),
         Field("remaining", DISTANCE, "what no known difference explains"),
@@ -409,76 +384,83 @@ PARAMETERS = Record(
         Field("destination", optional(TEXT), "the checkpoint that was looked at"),
         Field("mapping", TEXT, "name of the mapping table", "table"),
         Field("equivalent", FLAG, "counts and shapes agree; otherwise the exit code is 6"),
-        Field(
+        group(
             "totals",
-            record(
-                Field("axlearn", COUNT, "parameters in AXLearn", "source_total"),
-                Field("maxtext", COUNT, "parameters in MaxText", "target_total"),
-                Field("added", COUNT, "those that are copies made on request", "added_total"),
-                Field("difference", INTEGER, "0 where both sides agree"),
-                Field("experts", COUNT, "parameters in experts", "expert_total"),
-                Field("active_per_token", COUNT, "parameters that one token meets", "active_total"),
-            ),
             "sums",
-            _itself,
+            Field("axlearn", COUNT, "parameters in AXLearn", "source_total"),
+            Field("maxtext", COUNT, "parameters in MaxText", "target_total"),
+            Field("added", COUNT, "those that are copies made on request", "added_total"),
+            Field("difference", INTEGER, "0 where both sides agree"),
+            Field("experts", COUNT, "parameters in experts", "expert_total"),
+            Field("active_per_token", COUNT, "parameters that one token meets", "active_total"),
+            source=_itself,
         ),
         Field("experts", COUNT, "experts of a layer; 0 without any"),
         Field("experts_per_token", COUNT, "experts that each token is sent to"),
-        Field(
+        objects(
             "rows",
-            items(
-                record(
-                    Field("group", TEXT, "part of the model"),
-                    Field("axlearn", items(record(*SHAPED)), "tensors",
-                          lambda row: list(zip(row.sources, row.source_shapes, strict=True))),
-                    Field(
-                        "maxtext",
-                        items(record(*SHAPED, Field("found", optional(SHAPE), "in the checkpoint", itemgetter(2)))),
-                        "leaves",
-                        _targets,
-                    ),
-                    Field("relation", TEXT, "what becomes of the elements, in words"),
-                    Field("axes", TEXT, "the same as an axis expression"),
-                    Field("note", TEXT, "why; may be empty"),
-                    Field("axlearn_parameters", COUNT, "elements", "source_parameters"),
-                    Field("maxtext_parameters", COUNT, "elements", "target_parameters"),
-                    Field("added", FLAG, "a copy made on request"),
-                    Field("expert", FLAG, "the tensors belong to single experts"),
-                    Field("fits", FLAG, "the checkpoint has the planned shapes"),
-                )
-            ),
             "in the order of the model",
+            Field("group", TEXT, "part of the model"),
+            objects(
+                "axlearn",
+                "tensors",
+                *SHAPED,
+                source=lambda row: list(zip(row.sources, row.source_shapes, strict=True)),
+            ),
+            objects(
+                "maxtext",
+                "leaves",
+                *SHAPED,
+                Field("found", optional(SHAPE), "in the checkpoint", itemgetter(2)),
+                source=_targets,
+            ),
+            Field("relation", TEXT, "what becomes of the elements, in words"),
+            Field("axes", TEXT, "the same as an axis expression"),
+            Field("note", TEXT, "why; may be empty"),
+            Field("axlearn_parameters", COUNT, "elements", "source_parameters"),
+            Field("maxtext_parameters", COUNT, "elements", "target_parameters"),
+            Field("added", FLAG, "a copy made on request"),
+            Field("expert", FLAG, "the tensors belong to single experts"),
+            Field("fits", FLAG, "the checkpoint has the planned shapes"),
         ),
-        Field("extra", items(record(*SHAPED)), "leaves that no row produces", lambda r: list(r.extra.items())),
+        objects(
+            "extra",
+            "leaves that no row produces",
+            *SHAPED,
+            source=lambda r: list(r.extra.items()),
+        ),
         NOTES,
     ),
-)  # fmt: skip
+)
 
 INSPECTION = Record(
     "inspect",
     (
         Field("path", TEXT, "as it was given"),
-        Field("kind", TEXT, "axlearn-trainer, axlearn-step, axlearn-step-uncommitted, axlearn-orbax-step, "
-              "maxtext-checkpoint, half-written, directory, no-directory, unreadable or absent"),
-        Field("title", TEXT, "the kind in words"),
-        Field("facts", ANY_OBJECT, "named values that depend on the kind; `litter` counts entries that systems and "
-              "tools left"),
         Field(
+            "kind",
+            TEXT,
+            "axlearn-trainer, axlearn-step, axlearn-step-uncommitted, axlearn-orbax-step, "
+            "maxtext-checkpoint, half-written, directory, no-directory, unreadable or absent",
+        ),
+        Field("title", TEXT, "the kind in words"),
+        Field(
+            "facts",
+            ANY_OBJECT,
+            "named values that depend on the kind; `litter` counts entries that systems and tools left",
+        ),
+        objects(
             "leaves",
-            items(
-                record(
-                    Field("path", TEXT, "of the array"),
-                    Field("dtype", TEXT, "its dtype"),
-                    Field("shape", SHAPE, "in elements"),
-                    Field("chunks", SHAPE, "shape of a chunk, in elements"),
-                    Field("problem", optional(TEXT), "what is wrong with it"),
-                )
-            ),
             "the arrays",
+            Field("path", TEXT, "of the array"),
+            Field("dtype", TEXT, "its dtype"),
+            Field("shape", SHAPE, "in elements"),
+            Field("chunks", SHAPE, "shape of a chunk, in elements"),
+            Field("problem", optional(TEXT), "what is wrong with it"),
         ),
         Field("missing", TEXTS, "what a whole checkpoint would have, and what is wrong"),
     ),
-)  # fmt: skip
+)
 
 TABLE_FIELDS = (
     Field("name", TEXT, "of the table"),
@@ -489,39 +471,41 @@ TABLE_FIELDS = (
     Field("models", TEXTS, "published sizes", lambda table: [model.name for model in table.models]),
 )
 
-MAPPINGS = Record("mappings list", (Field("mappings", items(record(*TABLE_FIELDS)), "the bundled tables", _itself),))
+MAPPINGS = Record(
+    "mappings list",
+    (
+        objects(
+            "mappings",
+            "the bundled tables",
+            *TABLE_FIELDS,
+            source=_itself,
+        ),
+    ),
+)
 
 MAPPING = Record(
     "mappings show",
     (
         *TABLE_FIELDS,
         Field("options", TEXTS, "names for `--option`", lambda table: sorted(table.options)),
-        Field(
+        objects(
             "tensors",
-            items(
-                record(
-                    Field("axlearn", TEXTS, "paths"),
-                    Field("maxtext", TEXTS, "paths"),
-                    Field("axes", TEXT, "the axis expression", lambda row: str(row.expression)),
-                    Field("group", TEXT, "part of the model; may be empty"),
-                    Field("note", TEXT, "why; may be empty"),
-                    Field("when", optional(TEXT), "only in layers of this kind"),
-                    Field("option", optional(TEXT), "only with this option"),
-                )
-            ),
             "the rows",
-            "rows",
+            Field("axlearn", TEXTS, "paths"),
+            Field("maxtext", TEXTS, "paths"),
+            Field("axes", TEXT, "the axis expression", lambda row: str(row.expression)),
+            Field("group", TEXT, "part of the model; may be empty"),
+            Field("note", TEXT, "why; may be empty"),
+            Field("when", optional(TEXT), "only in layers of this kind"),
+            Field("option", optional(TEXT), "only with this option"),
+            source="rows",
         ),
-        Field(
+        objects(
             "drops",
-            items(
-                record(
-                    Field("axlearn", TEXT, "pattern of paths", "pattern"),
-                    Field("reason", TEXT, "what the tensors are"),
-                    Field("note", optional(TEXT), "what to tell the user"),
-                )
-            ),
             "what is left behind",
+            Field("axlearn", TEXT, "pattern of paths", "pattern"),
+            Field("reason", TEXT, "what the tensors are"),
+            Field("note", optional(TEXT), "what to tell the user"),
         ),
     ),
 )

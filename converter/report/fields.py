@@ -10,7 +10,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a JSON value is.
+    """The type of a JSON value.
 
     Attributes:
       name: for people.
@@ -101,7 +101,7 @@ def choice(*values: str) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """A value or null. What is empty of ours is null."""
+    """A value or null; an empty text becomes null."""
     return Kind(
         name=f"{kind.name} or null",
         schema={"anyOf": [kind.schema, {"type": "null"}]},
@@ -127,6 +127,16 @@ def record(*fields: Field) -> Kind:
     return Kind(
         name="object", schema=_object_schema(fields), convert=lambda value: _object(fields, value), inner=fields
     )
+
+
+def group(name: str, meaning: str, *fields: Field, source: str | Callable[[Any], Any] = "") -> Field:
+    """A field that holds an object."""
+    return Field(name, record(*fields), meaning, source)
+
+
+def objects(name: str, meaning: str, *fields: Field, source: str | Callable[[Any], Any] = "") -> Field:
+    """A field that holds a list of objects."""
+    return Field(name, items(record(*fields)), meaning, source)
 
 
 SHAPE = Kind(name="shape", schema={"type": "array", "items": COUNT.schema}, convert=list)

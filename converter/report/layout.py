@@ -11,6 +11,7 @@ What does not fit beside its path goes below it.
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -42,8 +43,17 @@ class Row:
     indent: int = 0
 
 
+def side_by_side(*sides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The lines of a row: the cells of each side beside each other, empty ones where a side has fewer lines."""
+    empty = [("",) * max((len(cells) for cells in side), default=0) for side in sides]
+    return [
+        tuple(cell for cells, blank in zip(line, empty, strict=True) for cell in cells or blank)
+        for line in zip_longest(*sides)
+    ]
+
+
 def print_rows(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Prints a table; in columns where it fits, or where the output is no terminal and has no width."""
+    """Prints a table; in columns where it fits, or where the output is not a terminal."""
     rows = [Row(tuple(column.name for column in columns), heading=True), *rows]
     table = [_wide_cells(row, columns) for row in rows]
     widths = [max(cell_len(cells[number]) for cells in table) for number in range(len(columns))]

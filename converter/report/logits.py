@@ -1,7 +1,6 @@
 """Tables about logits: of one checkpoint, and of two compared."""
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from converter.forward import (
@@ -16,6 +15,7 @@ from converter.forward import (
     NonFinite,
     Tokens,
 )
+from converter.report.console import plain_table, print_table
 from converter.report.plan import print_mismatches
 from converter.words import format_size, printable
 
@@ -25,15 +25,12 @@ def print_logits(result: LogitsResult, console: Console) -> None:
     _print_model(result.model, console)
     console.print(
         f"{len(result.tokens.ids)} tokens in {len(result.tokens.sequences)} sequences ({result.tokens.origin}); logits "
-        f"of mean {result.mean:.4g}, standard deviation {result.deviation:.4g}",
-        soft_wrap=True,
+        f"of mean {result.mean:.4g}, standard deviation {result.deviation:.4g}"
     )
     if result.non_finite is not None:
-        console.print(
-            _non_finite_line(result.model, result.non_finite, result.bad_tokens, result.tokens), soft_wrap=True
-        )
+        console.print(_non_finite_line(result.model, result.non_finite, result.bad_tokens, result.tokens))
     where = f"Wrote {result.file}" if result.file else "Nothing written (--out FILE.npz or FILE.jsonl)"
-    console.print(f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.", soft_wrap=True)
+    console.print(f"{where}; {result.seconds:.1f} s, peak memory {format_size(result.peak_memory)}.")
 
 
 def print_comparison(result: LogitsComparison, console: Console) -> None:
@@ -41,13 +38,12 @@ def print_comparison(result: LogitsComparison, console: Console) -> None:
     _print_model(result.source, console)
     _print_model(result.destination, console)
     console.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("positions", "max abs difference", "relative", "KL mean", "KL max", "same top-1"):
-        table.add_column(name, justify="left" if name == "positions" else "right")
+    columns = "positions", "max abs difference", "relative", "KL mean", "KL max", "same top-1"
+    table = plain_table(*columns, left=columns[:1])
     for bucket in result.buckets:
         table.add_row(f"{bucket.first} to {bucket.last}", *_cells(bucket.difference))
     table.add_row(f"all {len(result.tokens.ids)} tokens", *_cells(result.difference), style="bold")
-    console.print(table)
+    print_table(table, console)
     console.print()
     if result.switched:
         _print_causes(result, console)
@@ -55,7 +51,7 @@ def print_comparison(result: LogitsComparison, console: Console) -> None:
         print_mismatches(result.mismatches, console)
         console.print()
     for line in verdict_lines(result):
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
 
 def verdict_lines(result: LogitsComparison) -> list[str]:
@@ -76,9 +72,8 @@ def verdict_lines(result: LogitsComparison) -> list[str]:
 
 
 def _print_causes(result: LogitsComparison, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("known difference", "undone alone: relative", "undone in turn: relative", "KL mean", "max abs", ""):
-        table.add_column(name, justify="left" if name in ("known difference", "") else "right")
+    columns = "known difference", "undone alone: relative", "undone in turn: relative", "KL mean", "max abs", ""
+    table = plain_table(*columns, left=(columns[0], ""))
     base = result.difference
     table.add_row("(as it is)", "", f"{base.relative:.2e}", f"{base.kl_mean:.2e}", f"{base.max_abs:.2e}", "")
     alone = {entry.name: entry.difference for entry in result.switched}
@@ -92,7 +87,7 @@ def _print_causes(result: LogitsComparison, console: Console) -> None:
     for name, difference in alone.items():
         if name not in named:
             table.add_row(Text(f"  {name}"), f"{difference.relative:.2e}", "", "", "", "no cause")
-    console.print(table)
+    print_table(table, console)
     console.print()
 
 
@@ -139,6 +134,6 @@ def _cells(difference: Difference) -> tuple[str, ...]:
 
 def _print_model(model: Model, console: Console) -> None:
     fitted = ", q/k norm scales fitted (--qk-norm fit)" if model.weights.fitted else ""
-    console.print(f"{model.kind}: {model.weights.path}{fitted}; computes as {model.origin}", soft_wrap=True)
+    console.print(f"{model.kind}: {model.weights.path}{fitted}; computes as {model.origin}")
     for note in model.weights.notes:
-        console.print(f"  note: {printable(note)}", soft_wrap=True)
+        console.print(f"  note: {printable(note)}")

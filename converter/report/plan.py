@@ -8,12 +8,12 @@ from rich.text import Text
 
 from converter.checkpoints import CONFIG_NAME
 from converter.planning import PairMismatch, Plan, Task
-from converter.report.layout import Column, Row, print_rows
+from converter.report.console import plain_table, print_table, shape_text
+from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.words import format_size, option_flag, printable
 
 if TYPE_CHECKING:
     from converter.conversion import Result
-from converter.report.console import plain_table, shape_text
 
 BAR = 24
 """Characters of the longest bar."""
@@ -42,7 +42,7 @@ def print_plan(plan: Plan, console: Console) -> None:
             place = task.source_place
             rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
         rows += _plan_rows(task)
-    console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
+    console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'")
     print_rows(console, PLAN_COLUMNS, rows)
     console.print()
     print_totals(plan, console)
@@ -70,7 +70,7 @@ def print_totals(plan: Plan, console: Console) -> None:
         rows.append(("left behind", f"entries that are not tensors: {', '.join(map(printable, plan.others))}"))
     rows += [("note", printable(note)) for note in plan.notes]
     for name, text in rows:
-        console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
+        console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"))
 
 
 def _adders(plan: Plan) -> str:
@@ -98,41 +98,36 @@ def print_result(result: "Result", console: Console) -> None:
     """What was done, what is not exact, and what to paste."""
     plan = result.plan
     rate = plan.totals.write_bytes / max(result.seconds, 1e-3)
-    console.print(f"{plan.source} (step {plan.step}) -> {result.destination}", soft_wrap=True)
+    console.print(f"{plan.source} (step {plan.step}) -> {result.destination}")
     print_totals(plan, console)
     console.print(
         f"Wrote {len(plan.leaves)} leaves, {format_size(result.written_bytes)} on disk, in {result.seconds:.1f} s "
-        f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)}).",
-        soft_wrap=True,
+        f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)})."
     )
-    console.print(_work_text(result), soft_wrap=True)
+    console.print(_work_text(result))
     if result.leftover:
-        console.print(f"Not everything of the work area could be removed: {result.leftover}", soft_wrap=True)
+        console.print(f"Not everything of the work area could be removed: {result.leftover}")
     console.print()
     if any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)
-    for line in fidelity_lines(result.mismatches, tied=plan.tied, fitted=plan.fitted):
-        console.print(line, soft_wrap=True)
+    for line in fidelity_lines(plan, result.mismatches):
+        console.print(line)
     console.print()
     _print_commands(result, console)
 
 
 def _print_commands(result: "Result", console: Console) -> None:
-    """What to paste. The exact command comes first; a command that trains on random data is none."""
+    """The commands to paste, the exact one first."""
     if result.command == result.stock_command:
         console.print(f"To continue in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     else:
         console.print("To continue in MaxText exactly, with ax2mt installed beside it (docs/maxtext.md):")
-    console.print(result.command, soft_wrap=True)
-    if result.command != result.stock_command:
-        console.print()
-        console.print("In stock MaxText, which is not exact with these weights:")
-        console.print(result.stock_command, soft_wrap=True)
+        console.print(f"{result.command}\n\nIn stock MaxText, which is not exact with these weights:")
+    console.print(result.stock_command)
     console.print()
     console.print(
         "Replace the words in capitals: MaxText refuses DATASET_TYPE and TOKENIZER_TYPE as they stand, since its own "
-        "defaults are random data and Llama 2's tokenizer.",
-        soft_wrap=True,
+        "defaults are random data and Llama 2's tokenizer."
     )
 
 
@@ -157,25 +152,18 @@ def _work_text(result: "Result") -> str:
 def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> None:
     """How unequal the q/k norm scales are inside the rotated pairs, layer by layer, with bars."""
     figures = ("layer", "query*key", "query", "key")
-    table = plain_table(*figures, "largest |a-b|/|a+b| of query*key in a pair", right=figures)
+    bars = "largest |a-b|/|a+b| of query*key in a pair"
+    table = plain_table(*figures, bars, left=[bars])
     mark = "█" if console.encoding.lower().startswith("utf") else "#"
     largest = max((min(entry.product, OPPOSITE) for entry in mismatches), default=0.0)
     for entry in mismatches:
         length = round(BAR * min(entry.product, largest) / largest) if largest else 0
         values = (f"{value:.3g}" for value in (entry.product, entry.query, entry.key))
         table.add_row(str(entry.layer), *values, Text(mark * length))
-    console.print(table)
+    print_table(table, console)
 
 
-def _scale_advice(unequal: Sequence[PairMismatch], *, fitted: bool) -> str:
-    if fitted:
-        return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
-    if all(entry.separable for entry in unequal):
-        return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
-    return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
-
-
-def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: bool) -> list[str]:
+def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch]) -> list[str]:
     """What MaxText computes from these weights, in words."""
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
@@ -184,45 +172,41 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: 
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
-        lines.append(_scale_advice(unequal, fitted=fitted))
-    elif fitted and any(entry.query or entry.key for entry in mismatches):
+        lines.append(_scale_advice(plan, unequal))
+    elif plan.fitted and any(entry.query or entry.key for entry in mismatches):
         lines.append(
-            f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
-            "rotated pair, and the scales written have them: attention is exact."
+            f"{plan.remedies.fit}: the products of the q/k norm scales of all {len(mismatches)} layers are equal "
+            "inside each rotated pair, and the scales written have them: attention is exact."
         )
     elif mismatches:
         lines.append(
             f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
             "attention is exact."
         )
-    if tied:
+    if plan.tied:
+        remedy = f"; {plan.remedies.untie} makes them exact" if plan.remedies.untie else ""
         lines.append(
-            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread); "
-            "--untie makes them exact."
+            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread)"
+            f"{remedy}."
         )
     return lines
 
 
+def _scale_advice(plan: Plan, unequal: Sequence[PairMismatch]) -> str:
+    fit, patch = plan.remedies.fit, "`python -m converter.maxtext_patch` makes MaxText exact with these."
+    if plan.fitted:
+        return f"{fit}: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if fit and all(entry.separable for entry in unequal):
+        return f"Their products are equal: {fit} makes stock MaxText exact, up to the scales' rounding."
+    return f"{fit} comes closer; {patch}" if fit else patch
+
+
 def _plan_rows(task: Task) -> list[Row]:
-    rows: list[Row] = []
-    for number in range(max(len(task.sources), len(task.leaves))):
-        source = task.sources[number] if number < len(task.sources) else None
-        leaf = task.leaves[number] if number < len(task.leaves) else None
-        cells = (
-            _below(source.path, task.source_place) if source else "",
-            shape_text(source.shape) if source else "",
-            _below(leaf.path, task.target_place) if leaf else "",
-            shape_text(leaf.shape) if leaf else "",
-            leaf.dtype if leaf else "",
-            _route_text(task) if number == 0 else "",
-            format_size(leaf.bytes) if leaf else "",
-        )
-        rows.append(Row(cells, indent=2 if task.source_place else 0))
-    return rows
-
-
-def _route_text(task: Task) -> str:
-    return f"{task.route} ({task.reason})" if task.reason else task.route
+    sources = [(_below(array.path, task.source_place), shape_text(array.shape)) for array in task.sources]
+    leaves = [(_below(leaf.path, task.target_place), shape_text(leaf.shape), leaf.dtype) for leaf in task.leaves]
+    route = f"{task.route} ({task.reason})" if task.reason else task.route
+    ends = [(route if number == 0 else "", format_size(leaf.bytes)) for number, leaf in enumerate(task.leaves)]
+    return [Row(cells, indent=2 if task.source_place else 0) for cells in side_by_side(sources, leaves, ends)]
 
 
 def _below(path: str, place: str) -> str:

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from converter.mapping import MappingTable
-from converter.report.layout import Column, Row, print_rows
+from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.words import option_flag
 
 
@@ -21,22 +21,20 @@ def print_mappings(tables: list[MappingTable], console: Console) -> None:
 
 def print_mapping(table: MappingTable, console: Console) -> None:
     """All rows of a table."""
-    console.print(f"{table.name}: {table.title}", soft_wrap=True)
-    console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at", soft_wrap=True)
+    console.print(f"{table.name}: {table.title}")
+    console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at")
     for side in (table.axlearn, table.maxtext):
         for layout in side.layers:
-            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})", soft_wrap=True)
+            console.print(f"  {layout.path}  ({layout.name}, layer axis {layout.axis})")
     columns = (
         Column(name="AXLearn", path=True), Column(name="axes"), Column(name="MaxText", path=True), Column(name="when"),
     )  # fmt: skip
     rows: list[Row] = []
     for row in table.rows:
         condition = row.when or (option_flag(row.option) if row.option else "")
-        for number in range(max(len(row.axlearn), len(row.maxtext))):
-            source = row.axlearn[number] if number < len(row.axlearn) else ""
-            target = row.maxtext[number] if number < len(row.maxtext) else ""
-            axes = str(row.expression) if number == 0 else ""
-            rows.append(Row((source, axes, target, condition if target else "")))
+        targets = [(path, condition) for path in row.maxtext]
+        sources = [(path,) for path in row.axlearn]
+        rows += [Row(cells) for cells in side_by_side(sources, [(str(row.expression),)], targets)]
     print_rows(console, columns, rows)
     for drop in table.drops:
-        console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True)
+        console.print(f"left behind: {drop.pattern} ({drop.reason})")

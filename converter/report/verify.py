@@ -7,7 +7,7 @@ from rich.console import Console
 from converter.checkpoints import Inspection
 from converter.planning import ParameterReport, ParameterRow
 from converter.report.console import shape_text
-from converter.report.layout import Column, Row, print_rows
+from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.verification import Verification
 from converter.words import format_size, printable
 
@@ -29,30 +29,28 @@ def print_verification(result: Verification, console: Console) -> None:
     """What was compared, everything that is wrong, and the verdict."""
     origin = f"{result.source} (step {result.step})" if result.source else "unknown source"
     against = origin if result.method == "source" else "its own digests"
-    console.print(f"{result.destination} against {against}", soft_wrap=True)
+    console.print(f"{result.destination} against {against}")
     for finding in result.findings[:MAX_SHOWN]:
-        console.print(f"  {finding.check}: {finding.place}: {finding.message}", soft_wrap=True)
+        console.print(f"  {finding.check}: {finding.place}: {finding.message}")
         if finding.first_index is not None:
             at = list(finding.first_index)
-            console.print(f"    first at {at}: expected {finding.expected}, found {finding.found}", soft_wrap=True)
+            console.print(f"    first at {at}: expected {finding.expected}, found {finding.found}")
         if finding.diagnosis:
-            console.print(f"    {finding.diagnosis}", soft_wrap=True)
+            console.print(f"    {finding.diagnosis}")
     if len(result.findings) > MAX_SHOWN:
         console.print(f"  and {len(result.findings) - MAX_SHOWN} more findings (--json lists all)")
     for note in result.notes:
-        console.print(f"  note: {printable(note)}", soft_wrap=True)
+        console.print(f"  note: {printable(note)}")
     if result.cast is not None:
         console.print(
             f"  cast to {result.cast.dtype}: largest absolute error {result.cast.max_absolute:.6g}, largest relative "
-            f"error {result.cast.max_relative:.6g}, {result.cast.overflows} overflows to infinity",
-            soft_wrap=True,
+            f"error {result.cast.max_relative:.6g}, {result.cast.overflows} overflows to infinity"
         )
     sample = f", a SAMPLE of {result.sample:g} of the blocks" if result.sample is not None else ""
     console.print(
         f"{'OK' if result.ok else 'FAILED'}: {result.leaves} leaves, {result.elements:,} elements"
         f" ({format_size(result.compared_bytes)}{sample}) compared in {result.seconds:.1f} s, "
-        f"{len(result.findings)} findings; peak memory {format_size(result.peak_memory)}.",
-        soft_wrap=True,
+        f"{len(result.findings)} findings; peak memory {format_size(result.peak_memory)}."
     )
 
 
@@ -65,11 +63,11 @@ def print_parameters(report: ParameterReport, console: Console) -> None:
             group = row.group
             rows.append(Row((group,), heading=True))
         rows += [Row(line) for line in _cells(row)]
-    console.print(_heading(report), soft_wrap=True)
+    console.print(_heading(report))
     print_rows(console, PARAMETER_COLUMNS, rows)
     console.print()
     for name, value in _total_lines(report):
-        console.print(f"{name:<20} {value}", soft_wrap=True)
+        console.print(f"{name:<20} {value}")
 
 
 def print_markdown(report: ParameterReport, console: Console) -> None:
@@ -90,13 +88,13 @@ def print_markdown(report: ParameterReport, console: Console) -> None:
 
 
 def print_inspection(found: Inspection, console: Console) -> None:
-    """What a path is: facts, arrays, and what is missing."""
-    console.print(f"{found.path}: {found.title}", soft_wrap=True)
+    """The kind of a path, its facts and arrays, and what is missing."""
+    console.print(f"{found.path}: {found.title}")
     for name, value in found.facts.items():
         text = format_size(value) if name == "bytes" else _plain(value)
-        console.print(f"  {name.replace('_', ' '):<20} {text}", soft_wrap=True)
+        console.print(f"  {name.replace('_', ' '):<20} {text}")
     for line in found.missing:
-        console.print(f"  missing: {line}", soft_wrap=True)
+        console.print(f"  missing: {line}")
     if found.leaves:
         rows = [
             Row((printable(leaf.path), leaf.dtype, shape_text(leaf.shape), shape_text(leaf.chunks)))
@@ -112,19 +110,10 @@ def _heading(report: ParameterReport) -> str:
 
 def _cells(row: ParameterRow) -> list[tuple[str, ...]]:
     """The lines of a row: one for each source or target, whichever are more."""
-    lines: list[tuple[str, ...]] = []
-    for number in range(max(len(row.sources), len(row.targets))):
-        source = number < len(row.sources)
-        target = number < len(row.targets)
-        lines.append((
-            row.sources[number] if source else "",
-            shape_text(row.source_shapes[number]) if source else "",
-            row.targets[number] if target else "",
-            _found_shape(row, number) if target else "",
-            (row.relation + (" (a copy)" if row.added else "")) if number == 0 else "",
-            f"{row.target_parameters:,}" if number == 0 else "",
-        ))  # fmt: skip
-    return lines
+    sources = list(zip(row.sources, map(shape_text, row.source_shapes), strict=True))
+    targets = [(path, _found_shape(row, number)) for number, path in enumerate(row.targets)]
+    words = row.relation + (" (a copy)" if row.added else "")
+    return side_by_side(sources, targets, [(words, f"{row.target_parameters:,}")])
 
 
 def _found_shape(row: ParameterRow, number: int) -> str:

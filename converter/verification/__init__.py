@@ -2,12 +2,11 @@
 
 from converter.verification.digests import verify_digests
 from converter.verification.result import Finding, Verification
-from converter.verification.run import VerifyRequest, verify
+from converter.verification.run import verify
 
 __all__ = [
     "Finding",
     "Verification",
-    "VerifyRequest",
     "verify",
     "verify_digests",
 ]

@@ -15,7 +15,7 @@ class Mismatch:
     Attributes:
       elements: how many elements differ.
       first_index: the first of them in C order.
-      expected: its value by the source.
+      expected: its value in the source.
       found: its value in the checkpoint.
     """
 

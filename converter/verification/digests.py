@@ -1,4 +1,4 @@
-"""Holds a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
+"""Checks a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
 
 import math
 import os
@@ -45,7 +45,7 @@ def verify_digests(
 
     Args:
       destination: the checkpoint: the directory above its steps, a step, or its arrays.
-      progress: told of each chunk and each leaf.
+      progress: notified of each chunk and each leaf.
       max_memory: bytes that chunks in flight may take together.
       jobs: chunks in flight.
 
@@ -154,7 +154,7 @@ class _Run:
         run_units(self._units(), jobs)
 
     def notes(self) -> tuple[str, ...]:
-        """What could not be held against anything, and what is not part of the checkpoint."""
+        """Leaves that could not be checked, and files that are not part of the checkpoint."""
         notes: list[str] = []
         linked = sum(record["kind"] == NO_DIGEST for record in self.records.values())
         text = "leaves were linked to the source and have no digest; it was only checked that they can be decoded"

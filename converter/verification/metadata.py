@@ -34,7 +34,7 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
 def config_findings(
     target: Target, expected: Mapping[str, Any], table: MappingTable
 ) -> tuple[list[Finding], list[str]]:
-    """Holds maxtext.yml against the configuration that the weights need.
+    """Compares maxtext.yml with the configuration that the weights need.
 
     Args:
       target: the checkpoint.
@@ -66,7 +66,7 @@ def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding],
       written: the receipt's record of the keys: those of the model under "model", of training under "training".
 
     Returns:
-      Findings for changed keys of the model; notes for all else, as a file of one's own training keys is no damage.
+      Findings for changed keys of the model; notes for all else: users may edit training keys.
     """
     found, problem = _read_config(root)
     if found is None:
@@ -83,7 +83,7 @@ def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding],
 
 
 def _read_config(root: str) -> tuple[Mapping[str, Any] | None, str]:
-    """The file's keys; or None and what is wrong, which is nothing where there is no file."""
+    """The file's keys; or None and the problem, which is empty where the file does not exist."""
     file = os.path.join(root, CONFIG_NAME)
     if not storage_of(file).exists(file):
         return None, ""

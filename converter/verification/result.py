@@ -1,4 +1,4 @@
-"""What a verification finds: plain values, and the loop that runs its work in several threads."""
+"""What a verification finds, as plain values."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Finding:
       message: what is wrong, in one line.
       elements: how many elements differ; None where values were not compared.
       first_index: the first of them.
-      expected: the value by the source.
+      expected: the value in the source.
       found: the value in the checkpoint.
       diagnosis: what the wrong values are, where that was recognised.
     """
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CastReport:
-    """What a cast cost: over all leaves that were stored in another dtype than the source's.
+    """The errors of a cast, over all leaves that were stored in another dtype than the source's.
 
     Attributes:
       dtype: the checkpoint's dtype.
@@ -60,7 +60,7 @@ class Verification:
       compared_bytes: their size in the checkpoint, decoded.
       sample: the fraction of blocks that was compared; None for all of them.
       findings: all that is wrong; empty for a checkpoint that is as it should be.
-      notes: what is worth knowing and not wrong.
+      notes: remarks that are not findings.
       cast: errors of the cast; None where no leaf was cast.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.

@@ -1,13 +1,13 @@
 """Compares a MaxText checkpoint with its AXLearn source: coverage, shapes, dtypes, values, metadata, configuration.
 
-Everything that is wrong is collected, nothing stops at the first finding.
+All findings are collected; the first one does not stop the run.
 """
 
 import dataclasses
 import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
@@ -37,64 +37,60 @@ from converter.verification.values import ValueComparison
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
 
-@dataclass(frozen=True)
-class VerifyRequest:
-    """What `verify SRC DST` was asked for.
+def verify(
+    source: str,
+    destination: str,
+    progress: Progress,
+    *,
+    step: int | None = None,
+    mapping: str | None = None,
+    dtype: str | None = None,
+    sample: float | None = None,
+    max_memory: int = DEFAULT_MEMORY,
+    jobs: int = 2,
+) -> Verification:
+    """Compares a checkpoint with its source.
 
-    Attributes:
+    Args:
       source: a step or trainer directory.
       destination: the checkpoint: the directory above its steps, a step, or its arrays.
+      progress: notified of each block and each leaf.
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       dtype: the dtype that leaves were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
-    """
-
-    source: str
-    destination: str
-    _: KW_ONLY
-    step: int | None = None
-    mapping: str | None = None
-    dtype: str | None = None
-    sample: float | None = None
-    max_memory: int = DEFAULT_MEMORY
-    jobs: int = 2
-
-
-def verify(request: VerifyRequest, progress: Progress) -> Verification:
-    """Compares a checkpoint with its source.
 
     Raises:
       SourceError: the source cannot be read.
       DestinationError: the destination is not a local path, or an AXLearn checkpoint.
       MappingError: no table fits the source.
-      VerificationError: there is no checkpoint at the destination, or its metadata is beyond reading.
+      VerificationError: there is no checkpoint at the destination, or its metadata cannot be read.
       UsageError: source and destination are swapped, or the memory budget is too small.
     """
     started = time.monotonic()
     reuse_freed_memory()
-    if request.sample is not None and not 0 < request.sample <= 1:
-        raise UsageError(f"--sample {request.sample}: expected a fraction above 0 and up to 1")
-    check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    target = open_target(request.destination)
-    source = _open_source(request, target)
-    configuration = configure(source.match, recorded=recorded_settings(target.custom))
-    options = Options(table=source.match.options, max_memory=request.max_memory, rewrite=True)
-    plan = make_plan(source, options, configuration, jobs=request.jobs)
-    fitted = fitted_scales(source, plan.config)
-    coverage = _open_leaves(plan, target, request.dtype)
+    if sample is not None and not 0 < sample <= 1:
+        raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
+    check_pair(locate(source, SourceError), locate(destination, DestinationError))
+    target = open_target(destination)
+    opened = _with_evident_options(open_source(source, step=step, mapping=mapping), target)
+    configuration = configure(opened.match, recorded=recorded_settings(target.custom))
+    options = Options(table=opened.match.options, max_memory=max_memory, rewrite=True)
+    plan = make_plan(opened, options, configuration, jobs=jobs)
+    fitted = fitted_scales(opened, plan.config)
+    coverage = _open_leaves(plan, target, dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
     _find_missing_chunks(coverage.arrays, values)
     try:
-        values.run(max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
+        values.run(max_memory=max_memory, jobs=jobs, sample=sample)
     finally:
         progress.close()
-    doctor = Diagnostician(plan, coverage.arrays, request.max_memory)
+    doctor = Diagnostician(plan, coverage.arrays, max_memory)
     findings = [*coverage.findings, *_value_findings(values, doctor)]
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
-    config, config_notes = config_findings(target, plan.config, source.match.table)
+    config, config_notes = config_findings(target, plan.config, opened.match.table)
     findings += config
     if not any(finding.check == "metadata" for finding in findings):
         shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
@@ -108,18 +104,17 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         leaves=len(compared),
         elements=sum(compared.values()),
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
-        sample=request.sample,
+        sample=sample,
         findings=tuple(findings),
-        notes=(*source.notes, *_fit_notes(fitted), *coverage.notes, *config_notes),
-        cast=_cast_report(request.dtype, plan, values),
+        notes=(*opened.notes, *_fit_notes(fitted), *coverage.notes, *config_notes),
+        cast=_cast_report(dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def _open_source(request: VerifyRequest, target: Target) -> Source:
+def _with_evident_options(source: Source, target: Target) -> Source:
     """The source, matched with the options that the checkpoint was evidently made with."""
-    source = open_source(request.source, step=request.step, mapping=request.mapping)
     table = source.match.table
     options = evident_options(table, target)
     if not options:
@@ -140,7 +135,7 @@ class _Coverage:
     Attributes:
       arrays: path to array, for each leaf that is there as it should be.
       findings: leaves that are missing, extra, or of another shape or dtype.
-      notes: leaves that are no weights.
+      notes: leaves that are not weights.
     """
 
     arrays: Mapping[str, OpenArray]

@@ -41,7 +41,7 @@ class ValueComparison:
           plan: how the source's arrays become leaves.
           arrays: path to array, for each leaf that is compared.
           fitted: leaves whose expected values are not the source's but these.
-          progress: told of each block and each leaf.
+          progress: notified of each block and each leaf.
         """
         self.comparisons = {path: LeafComparison() for path in arrays}
         self.broken: dict[str, str] = {}

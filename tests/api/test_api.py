@@ -8,15 +8,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import typer.main
 
 import converter
 from converter import api, errors
-from converter.choices import MAX_JOBS
-from converter.cli.app import app
+from converter.choices import MAX_JOBS, STORES
+from converter.cli.app import app, run
 from converter.work import Silent
 from tests.conftest import AXLEARN
 
@@ -49,25 +48,19 @@ def test_the_page_names_every_function_and_every_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "others"),
-    [
-        ("plan", "plan", set()),
-        ("convert", "convert", {"progress"}),
-        ("logits", "logits", {"progress"}),
-        ("parameters", "params", set()),
-        ("inspect", "inspect", set()),
-    ],
+    ("name", "command"),
+    [("plan", "plan"), ("convert", "convert"), ("logits", "logits"), ("parameters", "params"), ("inspect", "inspect")],
 )
-def test_names_and_defaults_are_the_command_line_s(name: str, command: str, others: set[str]) -> None:
-    renamed = {"settings": "set"}
-    options = {}
-    for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
-        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "help"):
-            options[renamed.get(option.name, option.name)] = option.default
+def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> None:
+    options = {
+        option.name: option.default
+        for option in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "help")
+    }
     parameters = inspect.signature(getattr(api, name)).parameters
-    assert set(parameters) - others == set(options)
+    assert set(parameters) - {"progress"} == set(options)
     for key, parameter in parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and key not in others | {"set", "option"}:
+        if parameter.kind is parameter.KEYWORD_ONLY and key not in ("progress", "set", "option"):
             assert parameter.default == options[key], key
         assert parameter.kind is parameter.KEYWORD_ONLY or key in ("source", "destination", "path")
 
@@ -75,9 +68,34 @@ def test_names_and_defaults_are_the_command_line_s(name: str, command: str, othe
 def test_verify_is_two_functions() -> None:
     options = {option.name for option in typer.main.get_command(app).commands["verify"].params}  # type: ignore[attr-defined]
     both = {*inspect.signature(api.verify).parameters, *inspect.signature(api.compare_logits).parameters}
-    assert {"set" if name == "settings" else name for name in options} - both == {
-        "as_json", "quiet", "verbose", "compare_logits",
-    }  # fmt: skip
+    assert options - both == {"as_json", "quiet", "verbose", "compare_logits"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_documented(name: str) -> None:
+    function = getattr(converter, name)
+    documented = inspect.getdoc(function) or ""
+    for key, parameter in inspect.signature(function).parameters.items():
+        assert f"\n  {key}: " in documented
+        assert parameter.annotation is not parameter.empty
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+        function(SOURCE, SOURCE, bogus=1) if name in ("convert", "compare_logits") else function(SOURCE, bogus=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tokens", "x"), "--tokens cannot be used without --logits"),
+        (("--max-kl", "1", "--no-explain"), "--explain, --max-kl cannot be used without --logits"),
+        (("--logits", "--dtype", "bfloat16"), "--dtype cannot be used with --logits"),
+        (("--logits", "--jobs", "2", "--sample", "1"), "--jobs, --sample cannot be used with --logits"),
+    ],
+)
+def test_verify_refuses_options_without_effect(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(SOURCE), str(SOURCE), *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
@@ -201,5 +219,5 @@ def test_settings_as_a_mapping_and_as_texts() -> None:
 def test_stores_are_typed_as_they_are_checked() -> None:
     from converter.planning import Options
 
-    for store in get_args(api.Store):
+    for store in STORES:
         Options(store=store).check()

@@ -155,7 +155,7 @@ def test_verbose_shows_where_an_internal_error_is(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("told")
 
-    monkeypatch.setattr(f"converter.api.{'parameters' if name == 'params' else name}", broken)
+    monkeypatch.setattr("converter.cli.options.call", broken)
     if shows:
         with pytest.raises(ZeroDivisionError):
             run([name, str(SOURCE), flag])

@@ -1,5 +1,6 @@
 """How unequal q/k norm scales are inside the rotated pairs: exact figures, and that they belong to the right layer."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import converter
 from converter.errors import MappingError
+from converter.mapping import MappingTable, load_mapping
 from converter.mapping.bundled import table_path
-from converter.planning.fidelity import PairMismatch, pair_mismatches, scale_mismatches
+from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.source import open_source
+from converter.report.plan import fidelity_lines
 from tests.helpers.axlearn_checkpoint import STACK, envy_tensors, write_checkpoint
 
 ENVY = Path(table_path("envy")).read_text()
@@ -114,3 +118,36 @@ def test_scales_that_are_none(step: str, tmp_path: Path) -> None:
     assert caught.value.message == (
         f"mapping 'envy': q and k scales must have one even length, found [2, 6] and [2, 12] at {STACK}/layer0"
     )
+
+
+def changed_envy(tmp_path: Path, *changes: tuple[str, str]) -> MappingTable:
+    text = Path(table_path("envy")).read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "table.toml").write_text(text)
+    return load_mapping(str(tmp_path / "table.toml"))
+
+
+def test_advice_names_the_options_of_the_table(tmp_path: Path) -> None:
+    own_name = ('"untie"', '"copy"')
+    no_fit = ('fit = "qk_norm"\n', "")
+    assert Remedies.of(changed_envy(tmp_path)) == Remedies(untie="--untie", fit="--qk-norm fit")
+    assert Remedies.of(changed_envy(tmp_path, own_name)) == Remedies(untie="--option copy", fit="--qk-norm fit")
+    assert Remedies.of(changed_envy(tmp_path, no_fit)) == Remedies(untie="--untie")
+    always_tied = ('{ unless = "untie" }', "true")
+    assert Remedies.of(changed_envy(tmp_path, no_fit, always_tied)) == Remedies()
+
+
+def test_lines_without_options_give_no_advice_that_fails() -> None:
+    plan = dataclasses.replace(
+        converter.plan(Path(__file__).parents[1] / "data" / "axlearn" / "micro-hybrid"), remedies=Remedies()
+    )
+    unequal = PairMismatch(layer=0, product=0.5, query=0.5, key=0.5, exact=False)
+    separable = PairMismatch(layer=0, product=0.0, query=0.5, key=0.5, exact=False)
+    for mismatch in (unequal, separable):
+        text = "\n".join(fidelity_lines(plan, (mismatch,)))
+        assert "NOT EXACT" in text
+        assert "converter.maxtext_patch" in text
+        assert "Tied logits" in text
+        assert "--" not in text

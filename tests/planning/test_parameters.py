@@ -9,7 +9,7 @@ from rich.console import Console
 
 from converter.errors import MappingError
 from converter.mapping.bundled import table_path
-from converter.planning.parameters import ParameterRequest, make_report
+from converter.planning.parameters import make_report
 from converter.report.verify import print_markdown
 
 SOURCE = str(Path(__file__).parents[1] / "data" / "axlearn" / "micro-hybrid")
@@ -26,13 +26,13 @@ PLAIN = Path(__file__).parents[1] / "data" / "mappings" / "plain.toml"
     ],
 )
 def test_published_totals(model: str, total: int) -> None:
-    report = make_report(ParameterRequest(None, model=model))
+    report = make_report(None, model=model)
     assert (report.source_total, report.target_total, report.difference) == (total, total, 0)
     assert report.equivalent
 
 
 def test_switch_base_reads_like_the_table() -> None:
-    report = make_report(ParameterRequest(None, model="envy-switch-base"))
+    report = make_report(None, model="envy-switch-base")
     rows = {row.targets[0].split("layers/")[-1]: row for row in report.rows}
     query = rows["layers_0/self_attention/query/kernel"]
     assert query.relation == (
@@ -47,13 +47,13 @@ def test_switch_base_reads_like_the_table() -> None:
 
 def test_a_source_of_another_size_is_refused_with_a_table() -> None:
     with pytest.raises(MappingError, match="not envy-test") as caught:
-        make_report(ParameterRequest(SOURCE, model="envy-test"))
+        make_report(SOURCE, model="envy-test")
     assert caught.value.exit_code == 4
     assert any(line.split() == ["vocab", "32", "64"] for line in caught.value.details)
 
 
 def test_the_markdown_has_every_leaf() -> None:
-    report = make_report(ParameterRequest(SOURCE, options=frozenset({"untie"})))
+    report = make_report(SOURCE, options=frozenset({"untie"}))
     console = Console(file=io.StringIO(), width=40)
     print_markdown(report, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def relations(tmp_path: Path, *replacements: tuple[str, str]) -> dict[str, str]:
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "table.toml").write_text(text)
-    report = make_report(ParameterRequest(None, model="plain-small", mapping=str(tmp_path / "table.toml")))
+    report = make_report(None, model="plain-small", mapping=str(tmp_path / "table.toml"))
     return {"/".join(row.targets[0].split("/")[-2:]): row.relation for row in report.rows}
 
 
@@ -109,13 +109,13 @@ def test_rows_say_what_they_do(old: str, new: str, words: str, tmp_path: Path) -
 
 def test_a_regrouped_tensor_is_not_identical(tmp_path: Path) -> None:
     found = relations(tmp_path, ('role = "wo"\n', ""), ("mlp embed -> mlp embed", "mlp embed -> (mlp embed)"))
-    assert found["wo/kernel"] == "layer axis moved (0 to 1); reshaped (mlp, embed to mlp embed)"
+    assert found["wo/kernel"] == "layer axis moved (0 to 1); dimensions merged (mlp, embed to mlp embed)"
 
 
 def test_groups_keep_together_in_the_order_of_the_table(tmp_path: Path) -> None:
     def groups(text: str) -> list[str]:
         (tmp_path / "table.toml").write_text(text)
-        rows = make_report(ParameterRequest(None, model="plain-small", mapping=str(tmp_path / "table.toml"))).rows
+        rows = make_report(None, model="plain-small", mapping=str(tmp_path / "table.toml")).rows
         return [group for group, _ in itertools.groupby(row.group for row in rows)]
 
     plain = PLAIN.read_text()
@@ -135,7 +135,6 @@ def test_experts_are_counted_by_their_roles(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(text.replace('at_most = "experts"', 'at_most = "specialists"').replace(
         '{ size = "experts" }', '{ size = "specialists" }'))  # fmt: skip
     found, wanted = (
-        make_report(ParameterRequest(None, model="envy-switch-base", mapping=mapping))
-        for mapping in (str(tmp_path / "table.toml"), None)
+        make_report(None, model="envy-switch-base", mapping=mapping) for mapping in (str(tmp_path / "table.toml"), None)
     )
     assert (found.experts, found.expert_total, found.active_total) == (128, wanted.expert_total, wanted.active_total)

@@ -15,7 +15,7 @@ from converter.conversion.run import Request, convert
 from converter.planning.options import Options
 from converter.report.documents import DOCUMENTS
 from converter.verification.result import Verification
-from converter.verification.run import VerifyRequest, verify
+from converter.verification.run import verify
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.axlearn_checkpoint import envy_tensors, write_checkpoint
@@ -55,7 +55,7 @@ def cast_leaves(checkpoint: Path, dtype: type, instead: Mapping[str, np.ndarray]
 
 
 def compared(source: Path, checkpoint: Path, dtype: str | None) -> Verification:
-    return verify(VerifyRequest(str(source), str(checkpoint), dtype=dtype), Silent())
+    return verify(str(source), str(checkpoint), dtype=dtype, progress=Silent())
 
 
 def test_a_cast_must_be_the_rounding_to_nearest_even(tmp_path: Path) -> None:

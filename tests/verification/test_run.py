@@ -20,7 +20,7 @@ from converter.errors import VerificationError
 from converter.planning.options import Options
 from converter.verification.digests import verify_digests
 from converter.verification.result import Verification
-from converter.verification.run import VerifyRequest, verify
+from converter.verification.run import verify
 from converter.verification.values import sampled
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
@@ -47,7 +47,7 @@ def checkpoint(converted: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def against_source(checkpoint: Path, **options) -> Verification:
-    return verify(VerifyRequest(SOURCE, str(checkpoint), **options), Silent())
+    return verify(SOURCE, str(checkpoint), **options, progress=Silent())
 
 
 def sound(checkpoint: Path) -> bool:
@@ -94,7 +94,7 @@ def test_a_sound_checkpoint_passes_both_ways(converted: dict[str, Path], store: 
 
 def test_a_checkpoint_of_another_writer_passes() -> None:
     golden = DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied"
-    result = verify(VerifyRequest(str(DATA / "axlearn" / "micro-hybrid-qkpair"), str(golden)), Silent())
+    result = verify(str(DATA / "axlearn" / "micro-hybrid-qkpair"), str(golden), progress=Silent())
     assert result.ok
     assert result.elements == 63_200
     assert any("maxtext.yml" in note for note in result.notes)
@@ -169,7 +169,7 @@ def test_the_sign_of_zero_counts(tmp_path: Path, checkpoint: Path) -> None:
         return changed
 
     edit(checkpoint, path, negative)
-    (finding,) = verify(VerifyRequest(str(source), str(checkpoint)), Silent()).findings
+    (finding,) = verify(str(source), str(checkpoint), progress=Silent()).findings
     assert (finding.place, finding.first_index, finding.expected, finding.found) == (path, (3,), "0.0", "-0.0")
     assert "sign of zero" in finding.diagnosis
 
@@ -277,7 +277,7 @@ def test_swapped_query_and_key_are_told(tmp_path: Path) -> None:
     query.rename(tmp_path / "aside")
     key.rename(query)
     (tmp_path / "aside").rename(key)
-    findings = verify(VerifyRequest(str(source), str(tmp_path / "out")), Silent()).findings
+    findings = verify(str(source), str(tmp_path / "out"), progress=Silent()).findings
     told = {finding.place.split("/")[-2]: finding.diagnosis for finding in findings}
     assert set(told) == {"query", "key"}
     assert "key/kernel" in told["query"]

@@ -15,7 +15,7 @@ import xxhash
 from converter.choices import STORES
 from converter.verification.digests import verify_digests
 from converter.verification.result import Verification
-from converter.verification.run import VerifyRequest, verify
+from converter.verification.run import verify
 from converter.work import Silent
 from tests.conftest import AXLEARN
 
@@ -60,7 +60,7 @@ def flip(checkpoint: Path, chunk: bytes, generator: random.Random) -> None:
 
 
 def against_source(checkpoint: Path) -> Verification:
-    return verify(VerifyRequest(str(AXLEARN / NAME), str(checkpoint)), Silent())
+    return verify(str(AXLEARN / NAME), str(checkpoint), progress=Silent())
 
 
 @each_store
@@ -102,7 +102,7 @@ def test_chunks_that_changed_places_are_found(store: str, converted: Converted, 
     one, other = sorted(name for name in kvstore.list().result() if not name.endswith((b"zarr.json", b".zarray")))[:2]
     kvstore[one], kvstore[other] = kvstore[other], kvstore[one]
     leaf = EXPERTS.replace(".", "/")
-    (finding,) = verify(VerifyRequest(str(AXLEARN / sharded), str(copy)), Silent()).findings
+    (finding,) = verify(str(AXLEARN / sharded), str(copy), progress=Silent()).findings
     assert (finding.check, finding.place) == ("values", leaf)
     alone = verify_digests(str(copy), Silent()).findings
     assert [(f.check, f.place) for f in alone if f.check != "receipt"] == [("digest", leaf)]

@@ -15,7 +15,7 @@ from converter.planning.plan import make_plan
 from converter.planning.source import open_source
 from converter.verification.blocking import Cut, cut_task
 from converter.verification.result import Verification
-from converter.verification.run import VerifyRequest, verify
+from converter.verification.run import verify
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import STACK, dimensions, envy_tensors, write_checkpoint
 
@@ -55,7 +55,7 @@ def checkpoints(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def compared(source: Path, checkpoint: Path, max_memory: int) -> Verification:
-    return verify(VerifyRequest(str(source), str(checkpoint), max_memory=max_memory), Silent())
+    return verify(str(source), str(checkpoint), max_memory=max_memory, progress=Silent())
 
 
 def cut_of_leaf(source: Path, checkpoint: Path, max_memory: int) -> Cut:
