@@ -128,14 +128,13 @@ def plan(
       SourceError: the source is not a committed checkpoint, or is damaged.
       MappingError: no mapping table fits the source.
     """
-    from converter.mapping import configure
-    from converter.planning import make_plan, open_source
+    from converter.planning import configure_source, make_plan, open_source
 
     options = _options(untie, option, qk_norm, max_memory, store=store, rewrite=rewrite, link=link)
     opened = open_source(
         os.fspath(source), step=step, mapping=_optional(mapping), options=options.table, metadata_only=metadata_only
     )
-    return make_plan(opened, options, configure(opened.match, _settings(set)), jobs=_jobs(jobs))
+    return make_plan(opened, options, configure_source(opened, _settings(set)), jobs=_jobs(jobs))
 
 
 def verify(

@@ -12,6 +12,7 @@ from converter.arrays import file_states
 from converter.checkpoints import is_committed
 from converter.conversion.stage import SOURCE_FILES
 from converter.errors import InexactError, SourceError
+from converter.mapping import needed_patches
 from converter.planning import (
     JOBS,
     LINK,
@@ -85,9 +86,10 @@ class Conversion:
     check: bool
 
     @property
-    def needs_patch(self) -> bool:
-        """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
-        return not self.computed and any(not entry.exact for entry in self.mismatches)
+    def patches(self) -> tuple[Mapping[str, Any], ...]:
+        """The changes to MaxText that the checkpoint needs; norms after RoPE want AXLearn's own scales, not fitted ones."""
+        after_rope = not self.computed and any(not entry.exact for entry in self.mismatches)
+        return needed_patches(self.plan.config, self.plan.configuration.learner, norm_after_rope=after_rope)
 
     @property
     def expected_bytes(self) -> int:

@@ -14,6 +14,15 @@ def model_config(match: Match) -> dict[str, Any]:
     return {rule.key: _value(rule, match) for rule in match.table.config}
 
 
+def value_origin(rule: ConfigRule, match: Match) -> str:
+    """Where the value of a key comes from, in the words of maxtext.yml."""
+    if rule.size or rule.has:
+        return "solved from the tensors"
+    if rule.unless or rule.layout:
+        return "as the leaves are written"
+    return f"mapping '{match.table.name}'"
+
+
 def _value(rule: ConfigRule, match: Match) -> Any:
     if rule.size:
         if rule.size not in match.sizes:

@@ -19,12 +19,13 @@ from converter.checkpoints import (
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
-from converter.mapping import configure, match_table
+from converter.mapping import match_table
 from converter.planning import (
     DEFAULT_MEMORY,
     Options,
     Plan,
     Source,
+    configure_source,
     evident_options,
     fitted_scales,
     make_plan,
@@ -80,7 +81,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     target = open_target(request.destination)
     source = _open_source(request, target)
-    configuration = configure(source.match, recorded=recorded_settings(target.custom))
+    configuration = configure_source(source, recorded=recorded_settings(target.custom))
     options = Options(table=source.match.options, max_memory=request.max_memory, rewrite=True)
     plan = make_plan(source, options, configuration, jobs=request.jobs)
     fitted = fitted_scales(source, plan.config)
