@@ -51,9 +51,8 @@ def config_yaml(
         *(line for comment in comments for line in _comment(comment)),
     ]
     for key, value in whole_config(config).items():
-        text = yaml.dump(
-            {key: value}, Dumper=dumper, default_flow_style=False, allow_unicode=True, width=float("inf")
-        ).rstrip("\n")
+        # Escaped, since PyYAML reads a line break of Unicode that it wrote as it stands as a space.
+        text = yaml.dump({key: value}, Dumper=dumper, default_flow_style=False, width=float("inf")).rstrip("\n")
         comment = "".join(_comment(known[key], width=len(known[key]) + 1)) if key in known else ""
         # A value of several lines could end in a block whose last line takes a comment for text.
         lines += [f"{text}  {comment}"] if comment and "\n" not in text else [*filter(None, [comment]), text]

@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from converter.mapping import BOUNDS, TRAINER_CONFIG, TrainedLearner
-from converter.storage import storage_of
+from converter.storage import FILE, storage_of
 
 MAX_BYTES = 4 << 20
 MAX_LINES = 50_000
 MAX_LINE = 10_000
 """A configuration of a large model has 300 lines, of at most 200 characters."""
+
+MAX_PATH = 1000
 
 MAX_RULES = 32
 """Pairs of scale_by_path; Envy has 8."""
@@ -79,6 +81,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _REAL = re.compile(r"[+-]?(\d{1,40}\.?\d{0,40}|\.\d{1,40})([eE][+-]?\d{1,4})?", re.ASCII)
 _Z_LOSS = "z_loss_scale"
 _AUX_LOSS = "aux_loss_regex"
+_DROPOUT = re.compile(r"model\..*dropout(_rate|\.rate)")
 
 
 def trained_learner(step_directory: str) -> TrainedLearner | None:
@@ -91,13 +94,15 @@ def trained_learner(step_directory: str) -> TrainedLearner | None:
       The learner's constants and what is not understood of them; None where no configuration is there.
     """
     for place in _places(step_directory):
+        storage = storage_of(place)
         try:
-            data = storage_of(place).read(place, MAX_BYTES + 1)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            if storage.stat(place).kind != FILE:  # to read a pipe would wait for a writer
+                continue
+            return parse_learner(storage.read(place, MAX_BYTES + 1))
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             return TrainedLearner(problems=(f"{place} cannot be read: {error.strerror}",))
-        return parse_learner(data)
     return None
 
 
@@ -234,7 +239,7 @@ class _Reading:
                 rules.append((pattern, float(scale)))
         if not whole or len(rules) < len(found) or not isinstance(default, int | float) or not bounds.admit(default):
             self.problems.append(
-                f"{_OPTIMIZER}{_PER_PARAM}: expected up to {MAX_RULES} pairs of a pattern and a scale, and a default scale"
+                f"{_OPTIMIZER}{_PER_PARAM}: expected up to {MAX_RULES} pairs of a pattern and a scale, and a default"
             )
             return
         self.rules, self.default = tuple(rules), float(default)
@@ -257,6 +262,10 @@ class _Reading:
                 self.problems.append(
                     f"{_printable(path)} is {self._shown(path)}: the training may have added auxiliary losses, which "
                     "MaxText computes in another way"
+                )
+            if len(path) <= MAX_PATH and _DROPOUT.fullmatch(path) and self._value(path) not in (None, 0):
+                self.problems.append(
+                    f"{_printable(path)} is {self._shown(path)}; maxtext.yml has enable_dropout: false"
                 )
 
     def _shown(self, path: str) -> str:

@@ -87,7 +87,7 @@ class Conversion:
 
     @property
     def patches(self) -> tuple[Mapping[str, Any], ...]:
-        """The changes to MaxText that the checkpoint needs; norms after RoPE want AXLearn's own scales, not fitted ones."""
+        """The changes to MaxText that the checkpoint needs. Norms after RoPE want AXLearn's own scales, not fitted."""
         after_rope = not self.computed and any(not entry.exact for entry in self.mismatches)
         return needed_patches(self.plan.config, self.plan.configuration.learner, norm_after_rope=after_rope)
 
@@ -152,8 +152,14 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         **source.match.table.states(plan.options.table),
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
+        "update scales": _update_scales(plan),
         "set": json.loads(json.dumps(plan.settings)),
     }
+
+
+def _update_scales(plan: Plan) -> dict[str, float] | None:
+    scales = plan.configuration.learner.update_scales
+    return None if scales is None else dict(scales.value)
 
 
 def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:

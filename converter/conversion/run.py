@@ -205,7 +205,16 @@ def _origin(conversion: Conversion) -> Origin:
         MODEL: {key: value for key, value in whole.items() if key not in training},
         TRAINING: {key: value for key, value in whole.items() if key in training},
     }
-    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options, config, conversion.patches)
+    return Origin(
+        f"ax2mt {__version__}",
+        plan.source,
+        plan.step,
+        plan.table,
+        plan.table_digest,
+        options,
+        config,
+        conversion.patches,
+    )
 
 
 def _comment(conversion: Conversion) -> str:

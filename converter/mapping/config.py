@@ -15,12 +15,13 @@ def model_config(match: Match) -> dict[str, Any]:
 
 
 def value_origin(rule: ConfigRule, match: Match) -> str:
-    """Where the value of a key comes from, in the words of maxtext.yml."""
+    """Where the value of a key comes from, in the words of maxtext.yml, and the table's note."""
+    origin = f"mapping '{match.table.name}'"
     if rule.size or rule.has:
-        return "solved from the tensors"
-    if rule.unless or rule.layout:
-        return "as the leaves are written"
-    return f"mapping '{match.table.name}'"
+        origin = "solved from the tensors"
+    elif rule.unless or rule.layout:
+        origin = "as the leaves are written"
+    return f"{origin}: {rule.note}" if rule.note else origin
 
 
 def _value(rule: ConfigRule, match: Match) -> Any:

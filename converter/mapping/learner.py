@@ -153,9 +153,7 @@ def _table_constants(match: Match) -> dict[str, Constant]:
     table = match.table
     models = [model for model in table.models if _is_of(match, model.sizes, {*model.kinds, *table.axlearn.cycle})]
     learners = [{**table.learner, **model.learner} for model in models] or [dict(table.learner)]
-    agreed = {
-        name: value for name, value in learners[0].items() if all(other.get(name) == value for other in learners)
-    }
+    agreed = {name: value for name, value in learners[0].items() if all(other.get(name) == value for other in learners)}
     origin = f"mapping '{table.name}', not in the checkpoint"
     if models:
         origin = f"published value of {' or '.join(model.name for model in models)}, not in the checkpoint"

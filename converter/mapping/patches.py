@@ -1,6 +1,6 @@
 """Which changes to MaxText a converted checkpoint needs to compute, and train, as AXLearn does.
 
-Plain data: `maxtext.yml` carries it in comments, the receipt in its "patches", and the code that changes MaxText reads it.
+Plain data: `maxtext.yml` carries it in comments and the receipt in its "patches", for the code that changes MaxText.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def needed_patches(keys: Mapping[str, Any], learner: Learner, *, norm_after_rope
       norm_after_rope: whether the q/k norm scales that are written have to be applied after RoPE.
 
     Returns:
-      One dictionary each, with its "name": q and k normed after RoPE in a "decoder_block"; the tied table not rounded to
-      bfloat16 for the logits; and Adam's updates of "leaves" multiplied by a factor each.
+      One dictionary each, with its "name": q and k normed after RoPE in a "decoder_block"; the tied table not rounded
+      to bfloat16 for the logits; and Adam's updates of "leaves" multiplied by a factor each.
     """
     patches: list[Patch] = []
     if norm_after_rope:

@@ -182,7 +182,9 @@ def _check_learner(section: Section, constants: Mapping[str, object], key: str =
     for name, value in constants.items():
         if name not in BOUNDS:
             known = ", ".join(BOUNDS)
-            section.fail(f"unknown constant {name!r} of the learner{suggestion(name, BOUNDS)}; there are {known}", key or name)
+            section.fail(
+                f"unknown constant {name!r} of the learner{suggestion(name, BOUNDS)}; there are {known}", key or name
+            )
         if not BOUNDS[name].admit(value):
             section.fail(f"learner: {name} must be {BOUNDS[name].what}, found {value!r}", key or name)
 
@@ -231,7 +233,7 @@ _CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
 _CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
     "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
-    "at_most": str, "divides": str,
+    "at_most": str, "divides": str, "note": str,
 }  # fmt: skip
 
 

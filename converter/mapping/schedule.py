@@ -5,10 +5,10 @@ AXLearn multiplies update number n, counted from 1, by n/W up to the warm-up's e
     alpha + (1 - alpha) (1 + cos(pi (n - W) / (T - W))) / 2
 
 up to T (axlearn/common/schedule.py, cosine_with_linear_warmup; the count is raised before the schedule sees it, see
-scale_by_schedule of axlearn/common/optimizers.py). In MaxText update n sees a count c: the learning rate is linear up to
-int(length * fraction), and the cosine ends at length - 1 (create_learning_rate_schedule of maxtext/utils/maxtext_utils.py,
-0.2.5). optax counts from 0, so that c = n - 1 in a run of MaxText's own. Two pairs of length and warm-up give AXLearn's
-schedule, each with its own count of a state of N updates.
+scale_by_schedule of axlearn/common/optimizers.py). In MaxText update n sees a count c: the learning rate is linear up
+to int(length * fraction), and the cosine ends at length - 1 (create_learning_rate_schedule of
+maxtext/utils/maxtext_utils.py, 0.2.5). optax counts from 0, so that c = n - 1 in a run of MaxText's own. Two pairs of
+length and warm-up give AXLearn's schedule, each with its own count for a state of N updates.
 """
 
 from dataclasses import dataclass

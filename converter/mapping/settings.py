@@ -140,7 +140,9 @@ def _given_constants(settings: Sequence[str]) -> dict[str, Number]:
         name = key.removeprefix(PREFIX)
         if not mark or name not in BOUNDS:
             known = ", ".join(PREFIX + one for one in BOUNDS)
-            raise UsageError(f"--set {setting}: expected KEY=VALUE with one of the keys {known}{suggestion(name, BOUNDS)}")
+            raise UsageError(
+                f"--set {setting}: expected KEY=VALUE with one of the keys {known}{suggestion(name, BOUNDS)}"
+            )
         value = _number(text, BOUNDS[name].kind) if VALUE.fullmatch(text) else None
         if value is None or not BOUNDS[name].admit(value):
             raise UsageError(f"--set {setting}: expected {BOUNDS[name].what}")
@@ -150,7 +152,9 @@ def _given_constants(settings: Sequence[str]) -> dict[str, Number]:
 
 def _known_constants(recorded: Mapping[str, Any]) -> dict[str, Number]:
     """The recorded constants of the learner; a record is somebody else's file."""
-    return {name: recorded[PREFIX + name] for name, bounds in BOUNDS.items() if bounds.admit(recorded.get(PREFIX + name))}
+    return {
+        name: recorded[PREFIX + name] for name, bounds in BOUNDS.items() if bounds.admit(recorded.get(PREFIX + name))
+    }
 
 
 def _check_flags(settings: Sequence[str], flags: TrainingFlags) -> None:
@@ -176,9 +180,9 @@ def _missing_note(learner: Learner, flags: TrainingFlags) -> tuple[str, ...]:
     """What is not known of the training, and what to do about it; nothing where all is known."""
     if not learner.missing:
         return ()
-    text = f"the learner of the training is not known: give --set {'=VALUE --set '.join(learner.missing)}=VALUE"
+    text = f"Not known of the training: give --set {'=VALUE --set '.join(learner.missing)}=VALUE."
     if flags.missing:
-        text += f"; until then maxtext.yml lacks {', '.join(flags.missing)}, and MaxText trains with its own defaults"
+        text += f" Until then maxtext.yml lacks {', '.join(flags.missing)}, and MaxText trains with its own defaults."
     return (text,)
 
 

@@ -140,6 +140,7 @@ class ConfigRule:
       at_least: the value must not be smaller than this.
       at_most: the axis whose size the value must not exceed.
       divides: the axis whose size the value must divide.
+      note: why it has this value, for maxtext.yml.
     """
 
     key: str
@@ -155,6 +156,7 @@ class ConfigRule:
     at_least: float | None = None
     at_most: str = ""
     divides: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """MaxText's training flags from the constants of AXLearn's learner.
 
-MaxText's `adamw` is optax's: p -= lr(c) (adam + adam_weight_decay p), so that the decay, which AXLearn does not multiply by
-the learning rate, is divided by its peak. All of them are written for every conversion, with the optimizer's state or
+MaxText's `adamw` is optax's: p -= lr(c) (adam + adam_weight_decay p), so that the decay, which AXLearn does not multiply
+by the learning rate, is divided by its peak. All flags are written for every conversion, with the optimizer's state or
 without: whoever trains on, trains by this rule.
 """
 
@@ -102,7 +102,10 @@ def _origin(flag: str, names: Sequence[str], constants: Sequence[Constant]) -> s
     if len(sources) == 1:
         return f"{_formula(flag, names, constants)}; {sources[0]}"
     return "; ".join(
-        [_formula(flag, names, constants), *(f"{name}: {one.origin}" for name, one in zip(names, constants, strict=True))]
+        [
+            _formula(flag, names, constants),
+            *(f"{name}: {one.origin}" for name, one in zip(names, constants, strict=True)),
+        ]
     )
 
 
@@ -118,22 +121,26 @@ def _schedule_lines(learner: Learner, schedule: Schedule | None, step: int | Non
     assert known is not None
     warmup, end = known
     at = "an unknown step" if step is None else f"step {step}"
-    start = "Schedule: AXLearn counts updates from 1, optax from 0."
+    lines = ["Schedule: AXLearn counts updates from 1, optax from 0."]
     if schedule.form == SAME:
-        form = (
+        lines.append(
             f"Form B, for a state past the warm-up of {warmup} steps ({at}): the warm-up is one step shorter, and the "
-            "schedule's count in the optimizer state is the step. Every learning rate is AXLearn's, and logged for its own step."
+            "schedule's count in the optimizer state is the step. Every learning rate is AXLearn's, and is logged for "
+            "its own step."
         )
     else:
-        form = (
-            f"Form A, for a state inside the warm-up of {warmup} steps or without one ({at}): the schedule is one step longer, "
-            "and its count in the optimizer state is the step plus 1. Every learning rate is AXLearn's; MaxText logs that of the step before."
+        lines.append(
+            f"Form A, for a state inside the warm-up of {warmup} steps, or without one ({at}): the schedule is one "
+            "step longer, and its count in the optimizer state is the step plus 1. Every learning rate is AXLearn's; "
+            "MaxText logs that of the step before."
         )
-    fresh = (
-        "Without the optimizer state (load_parameters_path), Adam's counts and the schedule start at 0, and so does MaxText's step: "
-        f"the run then goes through the whole schedule, warm-up included, in {end} steps of its own."
+    lines.append(
+        "Without the optimizer state (load_parameters_path), Adam's counts, the schedule and MaxText's step start at 0: "
+        f"the run goes through the whole schedule, warm-up included, in {end} steps of its own."
     )
-    done = () if step is None or step < end else (
-        f"AXLearn's schedule ends at step {end}, which this checkpoint has reached: to train on from its optimizer state, set another learner.max_step.",
-    )
-    return (start, form, fresh, *done)
+    if step is not None and step >= end:
+        lines.append(
+            f"This checkpoint has reached the schedule's end, step {end}: to train on from its optimizer state, set "
+            "another learner.max_step."
+        )
+    return tuple(lines)
