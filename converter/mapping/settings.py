@@ -77,7 +77,7 @@ def configure(
       UsageError: a setting has another form, contradicts the tensors, or makes an impossible model.
       MappingError: the table's own values make an impossible model of these tensors.
     """
-    model = [text for text in settings if not _is_of_training(text, match.table)]
+    model = [text for text in settings if not is_of_training(text, match.table)]
     keys, chosen = _model_keys(match, model, recorded or {})
     given = {**_known_constants(recorded or {}), **_given_constants(settings)}
     learner, problems = find_learner(match, given, trained, strict=bool(settings))
@@ -120,7 +120,7 @@ def _model_keys(
     return keys, {key: keys[key] for key in keys if key in {*earlier, *named}}
 
 
-def _is_of_training(setting: str, table: MappingTable) -> bool:
+def is_of_training(setting: str, table: MappingTable) -> bool:
     """Whether a setting is a constant of the learner, or a flag that follows from them."""
     key = setting.partition("=")[0]
     return setting.startswith(PREFIX) or (key in FLAGS and key not in {rule.key for rule in table.config})

@@ -1,7 +1,7 @@
 """MaxText's training flags from the constants of AXLearn's learner.
 
-MaxText's `adamw` is optax's: p -= lr(c) (adam + adam_weight_decay p), so that the decay, which AXLearn does not multiply
-by the learning rate, is divided by its peak. All flags are written for every conversion, with the optimizer's state or
+MaxText's `adamw` is optax's: p -= lr(c) (adam + adam_weight_decay p). The decay, which AXLearn does not multiply by the
+learning rate, is divided by its peak. All flags are written for every conversion, with the optimizer's state or
 without: whoever trains on, trains by this rule.
 """
 
@@ -135,7 +135,7 @@ def _schedule_lines(learner: Learner, schedule: Schedule | None, step: int | Non
             "MaxText logs that of the step before."
         )
     lines.append(
-        "Without the optimizer state (load_parameters_path), Adam's counts, the schedule and MaxText's step start at 0: "
+        "Without the optimizer state (load_parameters_path) Adam's counts, the schedule and MaxText's step start at 0: "
         f"the run goes through the whole schedule, warm-up included, in {end} steps of its own."
     )
     if step is not None and step >= end:

@@ -253,3 +253,10 @@ def test_what_convert_writes_of_it(cli: Cli, tmp_path: Path) -> None:
         verified = cli("verify", *arguments, tmp_path / "out", "--json")
         assert verified.code == 0
         assert "maxtext.yml: learning_rate is 0.03" in verified.document["notes"][0]
+
+
+@pytest.mark.parametrize("setting", ["learner.b1=0.5", "steps=9"])
+def test_logits_refuse_constants_of_the_training(setting: str, in_process: Cli) -> None:
+    done = in_process("logits", AXLEARN / "micro-hybrid", "--set", setting)
+    assert done.code == 2
+    assert f"--set {setting}: the constants of the training change no logits" in done.err

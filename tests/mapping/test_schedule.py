@@ -64,6 +64,21 @@ def test_the_fraction_survives_int(warmup: int, left: int) -> None:
         assert 0 <= schedule.warmup_fraction <= 1
 
 
+@pytest.mark.parametrize(
+    ("warmup", "end", "alpha", "found"),
+    [
+        (10, 60, 0.005, [0.8858303427696228, 0.8651618957519531, 0.843062162399292, 0.8196184635162354]),
+        (40, 160, 0.1, [0.5250000357627869, 0.550000011920929, 0.574999988079071, 0.6000000238418579]),
+    ],
+)
+def test_what_axlearn_itself_logged(warmup: int, end: int, alpha: float, found: list[float]) -> None:
+    """The schedule_scale of steps 21 to 24 of two trainings by the real AXLearn, in float32."""
+    schedule = make_schedule(learner(warmup, end), 20)
+    assert schedule is not None
+    counts = schedule_count(learner(warmup, end), 20) + np.arange(4)
+    np.testing.assert_allclose(maxtext(counts, schedule.length, schedule.warmup_fraction, alpha), found, rtol=2e-7)
+
+
 def test_a_run_without_optimizer_state_goes_through_the_whole_schedule() -> None:
     # Its count starts at 0: an update of nothing, then AXLearn's schedule from its first update on.
     schedule = make_schedule(learner(40, 160), None)
