@@ -90,7 +90,7 @@ def configure(
         settings={**chosen, **{PREFIX + name: value for name, value in given.items()}},
         origins={**flags.origins, **origins},
         learner=learner,
-        comments=(*flags.comments, *missing),
+        comments=(*flags.comments, *problems, *missing),
         notes=(*problems, *missing),
     )
 
