@@ -85,8 +85,7 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
       SourceError: the source is not a committed checkpoint, or is damaged.
       MappingError: no mapping table fits the source.
     """
-    from converter.mapping import configure
-    from converter.planning import make_plan, open_source
+    from converter.planning import configure_source, make_plan, open_source
 
     made = _options(options)
     opened = open_source(
@@ -96,7 +95,7 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
         options=made.table,
         metadata_only=options["metadata_only"],
     )
-    return make_plan(opened, made, configure(opened.match, _settings(options["set"])), jobs=_jobs(options["jobs"]))
+    return make_plan(opened, made, configure_source(opened, _settings(options["set"])), jobs=_jobs(options["jobs"]))
 
 
 @documented

@@ -39,6 +39,7 @@ from converter.checkpoints.receipt import (
     stored_record,
     write_receipt,
 )
+from converter.checkpoints.trainer_config import trained_learner
 
 __all__ = [
     "AXLEARN",
@@ -80,6 +81,7 @@ __all__ = [
     "same_value",
     "stored_record",
     "train_command",
+    "trained_learner",
     "whole_config",
     "write_receipt",
 ]

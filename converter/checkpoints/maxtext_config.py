@@ -5,8 +5,10 @@ own configurations (configs/pyconfig.py), and with `model_name: default` every k
 written out, so that no `override_model_config` is needed.
 """
 
+import json
 import re
-from collections.abc import Collection, Mapping
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from converter.checkpoints.names import ITEMS
@@ -21,25 +23,50 @@ def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"base_config": "base.yml", "model_name": "default", **config}
 
 
-def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str] = ()) -> str:
+def config_yaml(
+    config: Mapping[str, Any],
+    origin: str,
+    settings: Collection[str] = (),
+    *,
+    origins: Mapping[str, str] | None = None,
+    comments: Sequence[str] = (),
+    patches: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The text of a model yml that MaxText takes as its configuration argument as it stands.
 
     Args:
-      config: the model's keys.
+      config: the model's keys and the training flags.
       origin: one line that says where the weights came from.
-      settings: keys that the user set.
+      settings: what the user set.
+      origins: key to where its value comes from.
+      comments: what there is to say of the training flags.
+      patches: the changes to MaxText that the checkpoint needs.
     """
     import yaml
 
-    body = whole_config(config)
+    dumper = _block_dumper()
+    known = {**dict.fromkeys(whole_config({}), "a file of its own"), **(origins or {})}
     lines = [
+        *(f"# patch: {json.dumps(patch)}" for patch in patches),
+        *([] if patches else ["# patch: none"]),
         f"# MaxText configuration of the checkpoint beside this file ({ITEMS}).",
-        f"# {''.join(c if c.isprintable() else '?' for c in origin)}",
-        "# Dimensions were solved from the tensors; the other keys are what these weights need.",
+        *_comment(origin),
         *([f"# Set with --set: {', '.join(settings)}."] if settings else []),
+        *(line for comment in comments for line in _comment(comment)),
     ]
-    text = yaml.dump(body, Dumper=_block_dumper(), sort_keys=False, default_flow_style=False, allow_unicode=True)
-    return "\n".join(lines) + "\n" + text
+    for key, value in whole_config(config).items():
+        # Escaped, since PyYAML reads a line break of Unicode that it wrote as it stands as a space.
+        text = yaml.dump({key: value}, Dumper=dumper, default_flow_style=False, width=float("inf")).rstrip("\n")
+        comment = "".join(_comment(known[key], width=len(known[key]) + 1)) if key in known else ""
+        # A value of several lines could end in a block whose last line takes a comment for text.
+        lines += [f"{text}  {comment}"] if comment and "\n" not in text else [*filter(None, [comment]), text]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, width: int = 116) -> list[str]:
+    """A text as lines of a comment; whatever it holds, it stays one."""
+    plain = "".join(character if character.isprintable() else "?" for character in text)
+    return [f"# {line}" for line in textwrap.wrap(plain, width) or [""]]
 
 
 def load_config(file: str, error: type[Ax2mtError], *, label: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ the checkpoint: where the weights came from, and size and digest of every file t
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,7 @@ class Origin:
       mapping_digest: hash of the table's text.
       options: what shaped the result.
       config: the keys of maxtext.yml with their values, those of the model under "model", of training under "training".
+      patches: the changes to MaxText that the checkpoint needs.
     """
 
     tool: str
@@ -122,6 +123,7 @@ class Origin:
     mapping_digest: str
     options: Mapping[str, Any]
     config: Mapping[str, Mapping[str, Any]]
+    patches: Sequence[Mapping[str, Any]] = ()
 
 
 def write_receipt(directory: str, origin: Origin) -> str:
@@ -146,6 +148,7 @@ def write_receipt(directory: str, origin: Origin) -> str:
         "mapping": {"name": origin.mapping, "digest": origin.mapping_digest},
         "options": dict(origin.options),
         "config": {kind: dict(keys) for kind, keys in origin.config.items()},
+        "patches": [dict(patch) for patch in origin.patches],
         "files": files,
     }
     path = os.path.join(directory, RECEIPT_NAME)

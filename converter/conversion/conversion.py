@@ -12,6 +12,7 @@ from converter.arrays import file_states
 from converter.checkpoints import is_committed
 from converter.conversion.stage import SOURCE_FILES
 from converter.errors import InexactError, SourceError
+from converter.mapping import needed_patches
 from converter.planning import (
     JOBS,
     LINK,
@@ -85,9 +86,10 @@ class Conversion:
     check: bool
 
     @property
-    def needs_patch(self) -> bool:
-        """Whether MaxText is exact only with the patch; it wants AXLearn's own scales, not fitted ones."""
-        return not self.computed and any(not entry.exact for entry in self.mismatches)
+    def patches(self) -> tuple[Mapping[str, Any], ...]:
+        """The changes to MaxText that the checkpoint needs. Norms after RoPE want AXLearn's own scales, not fitted."""
+        after_rope = not self.computed and any(not entry.exact for entry in self.mismatches)
+        return needed_patches(self.plan.config, self.plan.configuration.learner, norm_after_rope=after_rope)
 
     @property
     def expected_bytes(self) -> int:
@@ -150,8 +152,14 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         **source.match.table.states(plan.options.table),
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
+        "update scales": _update_scales(plan),
         "set": json.loads(json.dumps(plan.settings)),
     }
+
+
+def _update_scales(plan: Plan) -> dict[str, float] | None:
+    scales = plan.configuration.learner.update_scales
+    return None if scales is None else dict(scales.value)
 
 
 def _check_exact(mismatches: Sequence[PairMismatch], remedy: str) -> None:

@@ -25,8 +25,8 @@ from converter.conversion.stage import Stage, finish_published, tree_bytes
 from converter.conversion.stream import Written, run
 from converter.errors import DestinationError, SourceError
 from converter.location import locate
-from converter.mapping import MODEL, TRAINING, configure, training_keys
-from converter.planning import PairMismatch, Plan, make_plan, open_source
+from converter.mapping import MODEL, TRAINING, training_keys
+from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source
 from converter.storage import write_error
 from converter.version import __version__
 from converter.work import Progress, peak_resident, reuse_freed_memory
@@ -96,7 +96,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     destination = resolve_destination(request.destination)
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
     source = open_source(request.source, step=request.step, mapping=request.mapping, options=request.options.table)
-    configuration = configure(source.match, request.settings)
+    configuration = configure_source(source, request.settings)
     plan = make_plan(source, request.options, configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
     if finish_published(destination, conversion.journal):
@@ -114,7 +114,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
-        command=train_command(destination, patched=conversion.needs_patch),
+        command=train_command(destination, patched=bool(conversion.patches)),
         stock_command=train_command(destination),
         leftover=leftover,
     )
@@ -180,7 +180,10 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
     )
     scan_layers = bool(plan.config["scan_layers"])
     committer.commit(Commit(stage.output, plan.options.store, leaves, {"scan_layers": scan_layers, **entry}))
-    text = config_yaml(plan.config, _comment(conversion), plan.settings)
+    text = config_yaml(
+        plan.config, _comment(conversion), plan.settings, origins=plan.configuration.origins,
+        comments=plan.configuration.comments, patches=conversion.patches,
+    )  # fmt: skip
     try:
         stage.storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
         write_receipt(stage.output, _origin(conversion))
@@ -202,7 +205,16 @@ def _origin(conversion: Conversion) -> Origin:
         MODEL: {key: value for key, value in whole.items() if key not in training},
         TRAINING: {key: value for key, value in whole.items() if key in training},
     }
-    return Origin(f"ax2mt {__version__}", plan.source, plan.step, plan.table, plan.table_digest, options, config)
+    return Origin(
+        f"ax2mt {__version__}",
+        plan.source,
+        plan.step,
+        plan.table,
+        plan.table_digest,
+        options,
+        config,
+        conversion.patches,
+    )
 
 
 def _comment(conversion: Conversion) -> str:

@@ -32,6 +32,7 @@ from converter.mapping import (
     arithmetic_keys,
     configure,
     converted_keys,
+    is_of_training,
     load_mapping,
     source_arithmetic,
 )
@@ -129,6 +130,9 @@ def open_model(
     if norm_after_rope:
         raise UsageError(f"{path} is an AXLearn checkpoint; --norm-after-rope is for MaxText checkpoints")
     weights, table = axlearn_weights(source), source.match.table
+    idle = next((setting for setting in settings if is_of_training(setting, table)), "")
+    if idle:
+        raise UsageError(f"--set {idle}: the constants of the training change no logits; drop the option")
     made = configure(source.match, settings, recorded=recorded)
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
     changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)

@@ -1,16 +1,21 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
 from converter.mapping.config import model_config
+from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
+from converter.mapping.learner import TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
 from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join, match_table, matches
+from converter.mapping.patches import needed_patches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
+from converter.mapping.schedule import schedule_count
 from converter.mapping.settings import (
     Arithmetic,
     Configuration,
     arithmetic_keys,
     configure,
     converted_keys,
+    is_of_training,
     parse_setting,
     source_arithmetic,
     training_keys,
@@ -29,6 +34,7 @@ from converter.mapping.table import (
 from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
+    "BOUNDS",
     "COPY",
     "EXPERT_ROLES",
     "FITTED",
@@ -43,36 +49,44 @@ __all__ = [
     "QUERY_SCALE",
     "RANKS",
     "ROTATED",
+    "TRAINER_CONFIG",
     "TRAINING",
     "Arithmetic",
     "ConfigRule",
     "Configuration",
+    "Constant",
     "DropRow",
     "Fit",
     "LayerLayout",
+    "Learner",
     "MappingTable",
     "Match",
     "MatchedRow",
     "Scale",
     "Shape",
     "TensorRow",
+    "TrainedLearner",
     "ValueRule",
     "arithmetic_keys",
     "check_model",
     "choose_table",
     "configure",
     "converted_keys",
+    "find_learner",
     "find_mapping",
     "find_published",
     "is_bundled",
+    "is_of_training",
     "join",
     "load_bundled",
     "load_mapping",
     "match_table",
     "matches",
     "model_config",
+    "needed_patches",
     "parse_setting",
     "published_shapes",
+    "schedule_count",
     "source_arithmetic",
     "training_keys",
 ]

@@ -14,6 +14,16 @@ def model_config(match: Match) -> dict[str, Any]:
     return {rule.key: _value(rule, match) for rule in match.table.config}
 
 
+def value_origin(rule: ConfigRule, match: Match) -> str:
+    """Where the value of a key comes from, in the words of maxtext.yml, and the table's note."""
+    origin = f"mapping '{match.table.name}'"
+    if rule.size or rule.has:
+        origin = "solved from the tensors"
+    elif rule.unless or rule.layout:
+        origin = "as the leaves are written"
+    return f"{origin}: {rule.note}" if rule.note else origin
+
+
 def _value(rule: ConfigRule, match: Match) -> Any:
     if rule.size:
         if rule.size not in match.sizes:

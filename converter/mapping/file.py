@@ -19,6 +19,7 @@ from converter.mapping.rows import (
     read_choice,
     read_config,
     read_drop,
+    read_learner,
     read_model,
     read_tensor,
     read_tree,
@@ -105,6 +106,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
+    learner = _guarded(read_learner, top.subtable("learner"))
     name, title = top.text("name"), top.text("title", required=False)
     groups = _read_groups(top)
     top.no_more()
@@ -126,6 +128,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         config=config or (),
         arithmetic=arithmetic,
         models=models,
+        learner=learner or {},
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from converter.axes import Expression, ExpressionError
 from converter.dtypes import ITEM_SIZES
+from converter.mapping.constants import BOUNDS
 from converter.mapping.roles import RANKS, TOP
 from converter.mapping.table import (
     LAYER_FIELD,
@@ -18,6 +19,7 @@ from converter.mapping.table import (
     ConfigRule,
     DropRow,
     LayerLayout,
+    Number,
     PublishedModel,
     TensorRow,
     TreeLayout,
@@ -94,7 +96,11 @@ def read_tensor(section: Section) -> TensorRow:
     roles = _roles(section, expression, in_layer=True in in_layer)
     value = _value_rule(section, set(expression.names()))
     dtypes = _dtypes(section)
-    return TensorRow(axlearn, maxtext, expression, roles=roles, value=value, line=line, dtypes=dtypes, **optional)
+    update_scale = section.take("update_scale", bool, "true or false", False)
+    return TensorRow(
+        axlearn, maxtext, expression, roles=roles, value=value, line=line, dtypes=dtypes, update_scale=update_scale,
+        **optional,
+    )  # fmt: skip
 
 
 def _dtypes(section: Section) -> tuple[str, ...]:
@@ -160,7 +166,27 @@ def read_model(section: Section) -> PublishedModel:
     if not all(type(size) is int and size > 0 for size in sizes.values()):
         section.fail("sizes must be positive numbers", "sizes")
     kinds = section.take("kinds", list, "a list of kinds", [])
-    return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes)
+    learner = section.take("learner", dict, "a table of the learner's constants", {})
+    _check_learner(section, learner, "learner")
+    return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes, learner)
+
+
+def read_learner(section: Section) -> Mapping[str, Number]:
+    """[learner]: constants of the learner that trained the family's models."""
+    constants = {key: section.values.pop(key) for key in list(section.values)}
+    _check_learner(section, constants)
+    return constants
+
+
+def _check_learner(section: Section, constants: Mapping[str, object], key: str = "") -> None:
+    for name, value in constants.items():
+        if name not in BOUNDS:
+            known = ", ".join(BOUNDS)
+            section.fail(
+                f"unknown constant {name!r} of the learner{suggestion(name, BOUNDS)}; there are {known}", key or name
+            )
+        if not BOUNDS[name].admit(value):
+            section.fail(f"learner: {name} must be {BOUNDS[name].what}, found {value!r}", key or name)
 
 
 def read_arithmetic(section: Section) -> ArithmeticRule:
@@ -207,7 +233,7 @@ _CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
 _CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
     "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
-    "at_most": str, "divides": str,
+    "at_most": str, "divides": str, "note": str,
 }  # fmt: skip
 
 

@@ -11,9 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from converter.errors import MappingError, UsageError
-from converter.mapping.config import model_config
+from converter.mapping.config import model_config, value_origin
+from converter.mapping.constants import BOUNDS
+from converter.mapping.learner import BY_USER, PREFIX, Learner, TrainedLearner, find_learner
 from converter.mapping.match import Match
-from converter.mapping.table import MODEL, TRAINING, ConfigRule, MappingTable
+from converter.mapping.table import MODEL, TRAINING, ConfigRule, MappingTable, Number
+from converter.mapping.toml import suggestion
+from converter.mapping.training import FLAGS, FOLLOWING, TrainingFlags, training_flags
 from converter.words import option_flag
 
 VALUE = re.compile(r"[\w.+\-]{1,64}")
@@ -22,15 +26,23 @@ VALUE = re.compile(r"[\w.+\-]{1,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """MaxText's model configuration for a checkpoint.
+    """MaxText's configuration for a checkpoint: the model's keys, and the training flags.
 
     Attributes:
-      keys: every key of the table with its value.
-      settings: those that the user set, with the same value.
+      keys: every key with its value.
+      settings: what the user set: keys with the same value, and constants of the learner behind "learner.".
+      origins: key to where its value comes from.
+      learner: that of the source's training.
+      comments: what maxtext.yml has to say of the training flags, one line each.
+      notes: what the user has to know of them, one line each.
     """
 
     keys: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    learner: Learner = field(default_factory=Learner)
+    comments: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +56,12 @@ class Arithmetic:
 
 
 def configure(
-    match: Match, settings: Sequence[str] = (), *, recorded: Mapping[str, Any] | None = None
+    match: Match,
+    settings: Sequence[str] = (),
+    *,
+    recorded: Mapping[str, Any] | None = None,
+    trained: TrainedLearner | None = None,
+    step: int | None = None,
 ) -> Configuration:
     """The configuration of a checkpoint.
 
@@ -53,13 +70,37 @@ def configure(
       settings: the user's `KEY=VALUE` texts.
       recorded: keys that were set when the checkpoint was converted, see `recorded_settings`; those that the table
         does not let a user set are left out.
+      trained: what the training's own configuration says of its learner; None where there is none.
+      step: the training step; None where it is not known.
 
     Raises:
       UsageError: a setting has another form, contradicts the tensors, or makes an impossible model.
       MappingError: the table's own values make an impossible model of these tensors.
     """
+    model = [text for text in settings if not is_of_training(text, match.table)]
+    keys, chosen = _model_keys(match, model, recorded or {})
+    given = {**_known_constants(recorded or {}), **_given_constants(settings)}
+    learner, problems = find_learner(match, given, trained, strict=bool(settings))
+    flags = training_flags(learner, step)
+    _check_flags([text for text in settings if text not in model and not text.startswith(PREFIX)], flags)
+    origins = {rule.key: BY_USER if rule.key in chosen else value_origin(rule, match) for rule in match.table.config}
+    missing = _missing_note(learner, flags)
+    return Configuration(
+        keys={**keys, **{flag: value for flag, value in flags.values.items() if flag not in keys}},
+        settings={**chosen, **{PREFIX + name: value for name, value in given.items()}},
+        origins={**flags.origins, **origins},
+        learner=learner,
+        comments=(*flags.comments, *problems, *missing),
+        notes=(*problems, *missing),
+    )
+
+
+def _model_keys(
+    match: Match, settings: Sequence[str], recorded: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table's keys with their values, and those of them that were set; raises as `configure`."""
     base = model_config(match)
-    earlier = _known(match.table, recorded or {}, base)
+    earlier = _known(match.table, recorded, base)
     keys = override_config({**base, **earlier}, settings)
     named = {text.partition("=")[0] for text in settings}
     rules = match.table.config
@@ -76,7 +117,73 @@ def configure(
             f"mapping '{match.table.name}': {impossible[0][1]}",
             [line for _, line in impossible[1:]] + _way_out([rule for rule, _ in impossible]),
         )
-    return Configuration(keys=keys, settings={key: keys[key] for key in keys if key in {*earlier, *named}})
+    return keys, {key: keys[key] for key in keys if key in {*earlier, *named}}
+
+
+def is_of_training(setting: str, table: MappingTable) -> bool:
+    """Whether a setting is a constant of the learner, or a flag that follows from them."""
+    key = setting.partition("=")[0]
+    return setting.startswith(PREFIX) or (key in FLAGS and key not in {rule.key for rule in table.config})
+
+
+def _given_constants(settings: Sequence[str]) -> dict[str, Number]:
+    """The learner's constants that a user set.
+
+    Raises:
+      UsageError: there is no such constant, or it cannot have the value.
+    """
+    given: dict[str, Number] = {}
+    for setting in settings:
+        key, mark, text = setting.partition("=")
+        if not key.startswith(PREFIX):
+            continue
+        name = key.removeprefix(PREFIX)
+        if not mark or name not in BOUNDS:
+            known = ", ".join(PREFIX + one for one in BOUNDS)
+            raise UsageError(
+                f"--set {setting}: expected KEY=VALUE with one of the keys {known}{suggestion(name, BOUNDS)}"
+            )
+        value = _number(text, BOUNDS[name].kind) if VALUE.fullmatch(text) else None
+        if value is None or not BOUNDS[name].admit(value):
+            raise UsageError(f"--set {setting}: expected {BOUNDS[name].what}")
+        given[name] = value
+    return given
+
+
+def _known_constants(recorded: Mapping[str, Any]) -> dict[str, Number]:
+    """The recorded constants of the learner; a record is somebody else's file."""
+    return {
+        name: recorded[PREFIX + name] for name, bounds in BOUNDS.items() if bounds.admit(recorded.get(PREFIX + name))
+    }
+
+
+def _check_flags(settings: Sequence[str], flags: TrainingFlags) -> None:
+    """Refuses other values for flags that follow from the learner.
+
+    Raises:
+      UsageError: naming the constants to set.
+    """
+    for setting in settings:
+        flag, mark, _ = setting.partition("=")
+        constants = " and ".join(PREFIX + name for name in FOLLOWING.get(flag, ()))
+        if not constants:
+            advice = f"is {_text(flags.values[flag])} in AXLearn's update rule; for another training, edit maxtext.yml"
+        else:
+            advice = f"follows from {constants}; set {'that' if ' and ' not in constants else 'those'} instead"
+        if not mark or flag not in flags.values:
+            raise UsageError(f"--set {setting}: {flag} {advice}")
+        if parse_setting(setting, flags.values[flag]) != flags.values[flag]:
+            raise UsageError(f"--set {setting}: {flag} {advice}")
+
+
+def _missing_note(learner: Learner, flags: TrainingFlags) -> tuple[str, ...]:
+    """What is not known of the training, and what to do about it; nothing where all is known."""
+    if not learner.missing:
+        return ()
+    text = f"Not known of the training: give --set {'=VALUE --set '.join(learner.missing)}=VALUE."
+    if flags.missing:
+        text += f" Until then maxtext.yml lacks {', '.join(flags.missing)}, and MaxText trains with its own defaults."
+    return (text,)
 
 
 def converted_keys(table: MappingTable, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +225,9 @@ def arithmetic_keys(table: MappingTable) -> list[str]:
 
 def training_keys(table: MappingTable) -> frozenset[str]:
     """The configuration keys that change nothing that the weights compute."""
-    return frozenset(rule.key for rule in table.config if rule.set == TRAINING)
+    return frozenset(rule.key for rule in table.config if rule.set == TRAINING) | (
+        FLAGS - {rule.key for rule in table.config}
+    )
 
 
 def override_config(config: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from converter.axes import Expression
 from converter.mapping.values import FITTED, PLAIN, Fit, ValueRule
@@ -16,6 +16,8 @@ LAYER_FIELD = "{layer}"
 """Stands in a row's paths for the place of one layer."""
 
 ConfigValue = bool | int | float | str | list[str]
+
+Number = int | float
 
 MODEL, TRAINING = "model", "training"
 """What a user's value of a configuration key means: a fact that no tensor shows, or a choice of training."""
@@ -83,6 +85,7 @@ class TensorRow:
       value: what becomes of the values; a fit only with the option of its name.
       roles: what each target is in the model, see `roles`; empty where the table does not say.
       dtypes: dtypes that the source tensors may have.
+      update_scale: whether the learner multiplies Adam's update of these tensors by its update_scale.
       line: line of the row in its file.
     """
 
@@ -97,6 +100,7 @@ class TensorRow:
     value: ValueRule
     line: int
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    update_scale: bool = False
 
     @property
     def in_layer(self) -> bool:
@@ -136,6 +140,7 @@ class ConfigRule:
       at_least: the value must not be smaller than this.
       at_most: the axis whose size the value must not exceed.
       divides: the axis whose size the value must divide.
+      note: why it has this value, for maxtext.yml.
     """
 
     key: str
@@ -151,6 +156,7 @@ class ConfigRule:
     at_least: float | None = None
     at_most: str = ""
     divides: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +178,12 @@ class ArithmeticRule:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A size of the family that was published: kinds of its layers and the size of each axis."""
+    """A size of the family that was published: kinds of its layers, the size of each axis, and its own learner."""
 
     name: str
     kinds: tuple[str, ...]
     sizes: Mapping[str, int]
+    learner: Mapping[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +196,7 @@ class MappingTable:
       path: the file.
       digest: hash of the file's text; a plan made with another table is another plan.
       groups: headings of the parameter report in their order; other groups follow in the order of the rows.
+      learner: constants of the learner that trained the family's models, by the names of `learner.BOUNDS`.
     """
 
     name: str
@@ -204,6 +212,7 @@ class MappingTable:
     config: tuple[ConfigRule, ...]
     arithmetic: ArithmeticRule | None
     models: tuple[PublishedModel, ...]
+    learner: Mapping[str, Number] = field(default_factory=dict)
 
     @property
     def fits(self) -> frozenset[str]:

@@ -16,11 +16,11 @@ from converter.axes import (
     slab_moving_elements,
 )
 from converter.errors import UsageError
-from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule, configure
+from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule
 from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
-from converter.planning.source import Source
+from converter.planning.source import Source, configure_source
 
 PASS_MEMORY = 2 * FEED_SIZE
 """Bytes that copying one chunk takes."""
@@ -97,8 +97,7 @@ class Plan:
       notes: what the user has to know about what is converted, one line each.
       others: index entries that are not tensors.
       sizes: the solved axis sizes.
-      config: MaxText's model configuration.
-      settings: its keys that the user set.
+      configuration: MaxText's, with the learner of the source's training.
       jobs: blocks in flight.
       remedies: options of the table that advice may name.
     """
@@ -113,14 +112,23 @@ class Plan:
     notes: tuple[str, ...]
     others: tuple[str, ...]
     sizes: Mapping[str, int]
-    config: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    configuration: Configuration
     jobs: int
     remedies: Remedies
     totals: "Totals" = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory, self.jobs))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of MaxText's configuration."""
+        return self.configuration.keys
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the user set of it."""
+        return self.configuration.settings
 
     @property
     def fitted(self) -> bool:
@@ -182,7 +190,7 @@ def make_plan(
     """
     options.check()
     match = source.match
-    configuration = configuration or configure(match)
+    configuration = configuration or configure_source(source)
     tasks: list[Task] = []
     too_small: list[tuple[int, str]] = []
     for row in match.rows:
@@ -208,11 +216,10 @@ def make_plan(
         options=options,
         tasks=tuple(tasks),
         dropped={reason: tuple(entries) for reason, entries in dropped.items()},
-        notes=source.notes,
+        notes=(*source.notes, *configuration.notes),
         others=source.checkpoint.others,
         sizes=match.sizes,
-        config=configuration.keys,
-        settings=configuration.settings,
+        configuration=configuration,
         jobs=jobs,
         remedies=Remedies.of(match.table),
     )

@@ -2,12 +2,24 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from converter.arrays import Array, audit_chunks
-from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint, recorded_fits
+from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint, recorded_fits, trained_learner
 from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
-from converter.mapping import MappingTable, Match, choose_table, join, load_bundled, load_mapping, match_table, matches
+from converter.mapping import (
+    Configuration,
+    MappingTable,
+    Match,
+    choose_table,
+    configure,
+    join,
+    load_bundled,
+    load_mapping,
+    match_table,
+    matches,
+)
 from converter.words import option_flag, shorten
 
 
@@ -74,6 +86,24 @@ def open_source(
     _check_dtypes(match, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
     return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
+
+
+def configure_source(
+    source: Source, settings: Sequence[str] = (), *, recorded: Mapping[str, Any] | None = None
+) -> Configuration:
+    """MaxText's configuration for a source: what its tensors need, and the training flags of its own learner.
+
+    Args:
+      source: the checkpoint and its table.
+      settings: the user's `KEY=VALUE` texts.
+      recorded: what was set when it was converted.
+
+    Raises:
+      UsageError, MappingError: see `configure`.
+    """
+    checkpoint = source.checkpoint
+    trained = trained_learner(checkpoint.directory)
+    return configure(source.match, settings, recorded=recorded, trained=trained, step=checkpoint.step)
 
 
 def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> None:

@@ -151,7 +151,8 @@ PLAN_FIELDS = (
     Field("ignored_entries", TEXTS, "index entries that are not tensors", "others"),
     NOTES,
     Field("config", ANY_OBJECT, "the keys of `maxtext.yml`"),
-    Field("settings", ANY_OBJECT, "those of them that were set with `--set`"),
+    Field("origins", ANY_OBJECT, "where the value of each of them comes from", "configuration.origins"),
+    Field("settings", ANY_OBJECT, "what was set with `--set`: keys of `maxtext.yml`, and constants of the learner"),
     Field("jobs", COUNT, "blocks in flight, as given with `--jobs`"),
 )
 

@@ -19,12 +19,13 @@ from converter.checkpoints import (
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
-from converter.mapping import configure, match_table
+from converter.mapping import match_table
 from converter.planning import (
     DEFAULT_MEMORY,
     Options,
     Plan,
     Source,
+    configure_source,
     evident_options,
     fitted_scales,
     make_plan,
@@ -76,7 +77,7 @@ def verify(
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
     opened = _with_evident_options(open_source(source, step=step, mapping=mapping), target)
-    configuration = configure(opened.match, recorded=recorded_settings(target.custom))
+    configuration = configure_source(opened, recorded=recorded_settings(target.custom))
     options = Options(table=opened.match.options, max_memory=max_memory, rewrite=True)
     plan = make_plan(opened, options, configuration, jobs=jobs)
     fitted = fitted_scales(opened, plan.config)

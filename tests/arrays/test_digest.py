@@ -132,6 +132,7 @@ def test_a_receipt_can_be_read_again(checkpoint: Path) -> None:
         "mapping": {"name": "envy", "digest": "ab" * 32},
         "options": {"untie": True},
         "config": {},
+        "patches": [],
         "files": {name: file_digest(str(checkpoint / name)) for name in sorted(FILES | CHUNKED)},
     }
     assert check_receipt(str(checkpoint)) == []

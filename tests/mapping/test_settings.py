@@ -214,7 +214,9 @@ def test_faults_of_a_table(old: str, new: str, message: str, tmp_path: Path) -> 
     [
         (["--set", "vocab_size=128"], 2, "--set vocab_size=128: contradicts the checkpoint's tensors"),
         (["--set", "num_experts_per_tok=9"], 2, "expected at most 4, the checkpoint's experts"),
-        (["--set", "steps=3"], 2, "expected KEY=VALUE with one of the keys"),
+        (["--set", "stepps=3"], 2, "expected KEY=VALUE with one of the keys"),
+        (["--set", "steps=3"], 2, "--set steps=3: steps follows from learner.max_step; set that instead"),
+        (["--set", "learner.eps=0"], 2, "--set learner.eps=0: expected a number above 0, up to 1"),
         (["--qk-norm", "fitt"], 2, "'fitt' is not one of 'plain', 'fit'"),
         (["--jobs", "0"], 2, "--jobs"),
     ],

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.checkpoints.command import cli_value, train_command
+from converter.checkpoints.maxtext_config import config_yaml
 from converter.conversion.run import Request, convert
+from converter.mapping import configure, find_mapping, published_shapes, schedule_count
 from converter.planning.options import Options
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
@@ -85,6 +87,44 @@ def test_maxtext_reads_the_values_back(maxtext_python: str, converted: Callable[
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert found == [[f"{place}/0/items", 64, "huggingface"] for place in PLACES]
+
+
+SCHEDULE = """
+import json, sys
+import numpy as np
+from maxtext.configs import pyconfig
+from maxtext.utils import maxtext_utils
+for yml, count, length in json.load(sys.stdin):
+    machine = {"skip_jax_distributed_system": True, "enable_checkpointing": False, "dataset_type": "synthetic"}
+    config = pyconfig.initialize(["train", yml, "tokenizer_path=unused", "run_name=x"], **machine)
+    schedule = maxtext_utils.create_learning_rate_schedule(config)
+    flags = [config.adam_weight_decay, config.gradient_clipping_threshold, config.z_loss_multiplier, config.steps,
+             config.load_balance_loss_weight, config.mu_dtype, config.opt_type, config.enable_dropout]
+    rates = [float(schedule(count + number)) for number in range(0, length, 37)]
+    print("FOUND", json.dumps([flags, rates], default=str))
+"""
+
+
+@pytest.mark.maxtext
+def test_maxtext_makes_axlearns_schedule_of_the_flags(maxtext_python: str, tmp_path: Path) -> None:
+    match, end, warmup, requests = published_shapes(find_mapping("envy"), "envy-test")[0], 3000, 2000, []
+    for step in (100, 2500):
+        made = configure(match, step=step)
+        yml = tmp_path / f"{step}.yml"
+        yml.write_text(config_yaml(made.keys, "origin", origins=made.origins, comments=made.comments))
+        requests.append((str(yml), schedule_count(made.learner, step), end - step))
+    done = subprocess.run(
+        [maxtext_python, "-P", "-c", SCHEDULE], input=json.dumps(requests), capture_output=True, text=True,
+        cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    for step, (flags, rates) in zip((100, 2500), found, strict=True):
+        assert flags == [pytest.approx(0.0316), 1.0, 1e-6, end, 0.0, "float32", "adamw", False]
+        updates = np.arange(step + 1, end + 1)[::37]
+        cosine = 0.005 + 0.995 * (1 + np.cos(np.pi * (updates - warmup) / (end - warmup))) / 2
+        due = 0.01 * np.where(updates <= warmup, updates / warmup, cosine)
+        np.testing.assert_allclose(rates, due, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "options", "exact"), [

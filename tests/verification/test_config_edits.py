@@ -89,7 +89,7 @@ def test_every_changed_key_is_named(checkpoint: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("load_balance_loss_weight: 0.01", "load_balance_loss_weight: 0", "load_balance_loss_weight is 0"),
+        ("load_balance_loss_weight: 0.0", "load_balance_loss_weight: 0.01", "load_balance_loss_weight is 0.01"),
         ("enable_dropout: false", "enable_dropout: true", "enable_dropout is true"),
         ("tokenizer_type: huggingface", "tokenizer_type: tiktoken", 'tokenizer_type is "tiktoken"'),
     ],
