@@ -146,6 +146,7 @@ def verify(
     mapping: Path | None = None,
     dtype: CastDtype | None = None,
     sample: float | None = None,
+    decode: bool = False,
     max_memory: int | str = "1GiB",
     jobs: int = 2,
     progress: "Progress | None" = None,
@@ -161,6 +162,7 @@ def verify(
       mapping: a mapping table of your own; None to find the bundled one that fits.
       dtype: the dtype that the weights were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
+      decode: decode every chunk, also where the bytes as they are stored decide.
       max_memory: budget for blocks in flight, in bytes or as a text such as "512MiB".
       jobs: blocks in flight, as far as the budget allows.
       progress: is told of the work, from several threads.
@@ -182,7 +184,7 @@ def verify(
     if destination is None:
         if (step, mapping, dtype, sample) != (None, None, None, None):
             raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
-        return verify_digests(os.fspath(source), progress, max_memory=memory, jobs=jobs)
+        return verify_digests(os.fspath(source), progress, decode=decode, max_memory=memory, jobs=jobs)
     request = VerifyRequest(
         source=os.fspath(source),
         destination=os.fspath(destination),
@@ -190,6 +192,7 @@ def verify(
         mapping=_optional(mapping),
         dtype=dtype,
         sample=sample,
+        decode=decode,
         max_memory=memory,
         jobs=jobs,
     )

@@ -28,6 +28,9 @@ def verify(
     mapping: MappingOption = None,
     dtype: Annotated[CastDtype | None, typer.Option("--dtype", help="The dtype that weights were cast to.")] = None,
     sample: Annotated[float | None, typer.Option("--sample", help="Compare only this fraction of the blocks.")] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decode every chunk, also where the stored bytes decide.")
+    ] = False,
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", metavar="SIZE", help="Budget: 1GiB, with --logits 4GiB.")
     ] = None,
@@ -58,6 +61,7 @@ def verify(
             mapping=mapping,
             dtype=dtype,
             sample=sample,
+            decode=decode,
             max_memory=max_memory or "1GiB",
             jobs=jobs,
             progress=progress(context),
@@ -69,8 +73,10 @@ def verify(
         count = len(result.findings)
         fail_unless(result.ok, context, f"{result.destination}: verification failed with {count} findings")
         return
-    if destination is None or (dtype, sample) != (None, None):
-        raise UsageError("--logits compares two complete checkpoints: verify SRC DST --logits, no --dtype or --sample")
+    if destination is None or (dtype, sample, decode) != (None, None, False):
+        raise UsageError(
+            "--logits compares two complete checkpoints: verify SRC DST --logits, no --dtype, --sample or --decode"
+        )
     compared = api.compare_logits(
         source,
         destination,

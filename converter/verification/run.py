@@ -48,6 +48,7 @@ class VerifyRequest:
       mapping: path of a user's own table, or None.
       dtype: the dtype that leaves were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
+      decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
     """
@@ -59,6 +60,7 @@ class VerifyRequest:
     mapping: str | None = None
     dtype: str | None = None
     sample: float | None = None
+    decode: bool = False
     max_memory: int = DEFAULT_MEMORY
     jobs: int = 2
 
@@ -88,7 +90,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
     _find_missing_chunks(coverage.arrays, values)
     try:
-        values.run(max_memory=request.max_memory, jobs=request.jobs, sample=request.sample)
+        values.run(max_memory=request.max_memory, jobs=request.jobs, sample=request.sample, decode=request.decode)
     finally:
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, request.max_memory)
@@ -106,6 +108,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         step=plan.step,
         destination=target.root,
         leaves=len(compared),
+        stored_leaves=len(values.stored),
         elements=sum(compared.values()),
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=request.sample,
@@ -186,10 +189,10 @@ def _find_missing_chunks(arrays: Mapping[str, OpenArray], values: ValueCompariso
         try:
             missing = opened.missing_chunks()
         except VerificationError as error:
-            values.fail(path, error.message.removeprefix(f"{path}: "))
+            values.broken.add(path, error.message.removeprefix(f"{path}: "))
             continue
         if missing:
-            values.fail(
+            values.broken.add(
                 path, f"{len(missing)} of {math.prod(opened.array.grid)} chunks are missing, first {missing[0]}"
             )
 
