@@ -126,7 +126,7 @@ def verify(
     if destination is None:
         if (step, mapping, dtype, sample) != (None, None, None, None):
             raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
-        return verify_digests(os.fspath(source), progress, max_memory=memory, jobs=jobs)
+        return verify_digests(os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs)
     return compare(
         os.fspath(source),
         os.fspath(destination),
@@ -135,6 +135,7 @@ def verify(
         mapping=mapping,
         dtype=dtype,
         sample=sample,
+        decode=options["decode"],
         max_memory=memory,
         jobs=jobs,
     )

@@ -107,6 +107,7 @@ class VerifyArguments(SourceArguments, total=False):
 
     dtype: Annotated[CastDtype | None, Option("The dtype that weights were cast to.")]
     sample: Annotated[float | None, Option("Compare only this fraction of the blocks.")]
+    decode: Annotated[bool, Option("Decode every chunk, also where the stored bytes decide.", False)]
     max_memory: Budget
     jobs: Jobs
     progress: ProgressObject

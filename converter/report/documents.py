@@ -201,6 +201,7 @@ VERIFY = Record(
         STEP,
         Field("destination", TEXT, "the checkpoint"),
         Field("leaves", COUNT, "compared"),
+        Field("stored_leaves", COUNT, "of them by their chunks as they are stored, without decoding"),
         Field("elements", COUNT, "compared"),
         Field("bytes", COUNT, "their size, decoded", "compared_bytes"),
         Field("sample", optional(NUMBER), "the fraction of blocks that was compared; null for all"),

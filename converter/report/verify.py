@@ -47,6 +47,13 @@ def print_verification(result: Verification, console: Console) -> None:
             f"error {result.cast.max_relative:.6g}, {result.cast.overflows} overflows to infinity"
         )
     sample = f", a SAMPLE of {result.sample:g} of the blocks" if result.sample is not None else ""
+    if result.stored_leaves:
+        decoded = result.leaves - result.stored_leaves
+        console.print(
+            f"  proof: {result.stored_leaves} leaves by their bytes as they are stored, {decoded} decoded"
+            " (--decode decodes all)",
+            soft_wrap=True,
+        )
     console.print(
         f"{'OK' if result.ok else 'FAILED'}: {result.leaves} leaves, {result.elements:,} elements"
         f" ({format_size(result.compared_bytes)}{sample}) compared in {result.seconds:.1f} s, "

@@ -65,6 +65,11 @@ class LeafComparison:
             if first is not None and (self._first is None or first[0] < self._first[0]):
                 self._first = first
 
+    def add_equal(self, count: int) -> None:
+        """Counts elements that are known to be equal."""
+        with self._lock:
+            self.compared += count
+
     @property
     def mismatch(self) -> Mismatch | None:
         """What differs, or None."""

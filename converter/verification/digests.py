@@ -1,14 +1,17 @@
-"""Checks a MaxText checkpoint against the digests that it carries: no source needed, every chunk decoded."""
+"""Checks a MaxText checkpoint against the digests that it carries; no source is needed.
+
+The digests are of the chunks as they are stored: a chunk with its digest is the chunk that `convert` wrote. Leaves that
+have none, or another one, are decoded.
+"""
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from converter.arrays import Array, OpenArray, chunk_digest
+from converter.arrays import Array, OpenArray, chunk_digest, start_chunk
 from converter.checkpoints import (
     CONFIG_NAME,
     CUSTOM_METADATA,
@@ -28,24 +31,30 @@ from converter.location import locate
 from converter.planning import DEFAULT_MEMORY
 from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
-from converter.verification.result import Finding, Verification
+from converter.verification.result import Finding, FirstFaults, Verification
 from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
 
 CHUNK_COPIES = 4
 """Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
+
+READ_SIZE = 1 << 20
+"""Bytes of a chunk's file that are digested at once."""
+
+MAX_CHUNKS = 1 << 32
 
 MAX_LITTER = 10
 """Names of litter that a note lists."""
 
 
 def verify_digests(
-    destination: str, progress: Progress, *, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
+    destination: str, progress: Progress, *, decode: bool = False, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
 ) -> Verification:
-    """Decodes every chunk of a checkpoint and checks leaves and files against the digests written by `convert`.
+    """Checks the leaves and files of a checkpoint against the digests written by `convert`.
 
     Args:
       destination: the checkpoint: the directory above its steps, a step, or its arrays.
       progress: notified of each chunk and each leaf.
+      decode: decode every chunk, also those that have their digest.
       max_memory: bytes that chunks in flight may take together.
       jobs: chunks in flight.
 
@@ -62,16 +71,16 @@ def verify_digests(
     receipt, _ = read_receipt(target.root)
     if records is None and receipt is None:
         raise VerificationError(f"{target.root}: has no ax2mt digests; give the source too: verify SRC DST")
-    run = _Run(target, records, progress, max_memory)
-    try:
-        run.decode(jobs)
-    finally:
-        progress.close()
-    findings = run.findings()
     edits, notes = _configuration(target.root, receipt)
     apart = CONFIG_NAME if edits or notes else ""
     receipts = [Finding("receipt", path, text) for path, text in check_receipt(target.root, apart=apart)]
-    findings += [*receipts, *edits, *metadata_findings(target, None)]
+    run = _Run(target, records, progress, max_memory)
+    try:
+        # The digests say what is stored; that it decodes to what it should is in files of which the receipt knows.
+        run.check(jobs, decode=decode or bool(receipts))
+    finally:
+        progress.close()
+    findings = [*run.findings(), *receipts, *edits, *metadata_findings(target, None)]
     if records is None:
         findings = _lost_digests(target, findings)
     if not findings:
@@ -83,6 +92,7 @@ def verify_digests(
         step=(receipt or {}).get("step"),
         destination=target.root,
         leaves=len(run.arrays),
+        stored_leaves=len(run.arrays) - len(run.decoded),
         elements=sum(array.elements for array in run.arrays),
         compared_bytes=sum(array.bytes for array in run.arrays),
         sample=None,
@@ -128,30 +138,43 @@ class _Run:
         self.budget = ByteBudget(max_memory)
         self.opened: dict[str, OpenArray] = {}
         self.digests: dict[str, dict[tuple[int, ...], int]] = {}
-        self.broken: dict[str, str] = {}
-        self.lock = threading.Lock()
+        self.broken = FirstFaults()
+        self.decoded: set[str] = set()
 
     @property
     def arrays(self) -> list[Array]:
         """The arrays that could be opened."""
         return [opened.array for opened in self.opened.values()]
 
-    def decode(self, jobs: int) -> None:
-        """Opens every leaf and digests all its chunks."""
+    def check(self, jobs: int, *, decode: bool) -> None:
+        """Opens every leaf, digests its chunks, and decodes those of leaves that have another digest or none."""
         for key, path in self.target.leaves.items():
             try:
                 opened = self.target.open(path)
             except VerificationError as error:
-                self.broken[key] = error.message.removeprefix(f"{path}: ")
+                self.broken.add(key, error.message.removeprefix(f"{path}: "))
                 continue
             count = math.prod(opened.array.grid)
             if count > 1 << 32:
-                self.broken[key] = f"has {count} chunks, which is too many for any checkpoint; its metadata is damaged"
+                self.broken.add(
+                    key, f"has {count} chunks, which is too many for any checkpoint; its metadata is damaged"
+                )
                 continue
             self.opened[key] = opened
             self.digests[key] = {}
         self.progress.start(len(self.opened), sum(array.bytes for array in self.arrays))
-        run_units(self._units(), jobs)
+        if not decode:
+            with_digest = [key for key in self.opened if self._kind(key) not in (None, NO_DIGEST)]
+            run_units(self._digests(with_digest), jobs)
+        self.decoded |= {key for key in self.opened if decode or not self._has_its_digest(key)}
+        run_units(self._decodes(), jobs)
+
+    def _kind(self, key: str) -> str | None:
+        return self.records[key]["kind"] if key in self.records else None
+
+    def _has_its_digest(self, key: str) -> bool:
+        complete = len(self.digests[key]) == math.prod(self.opened[key].array.grid)
+        return complete and key not in self.broken and stored_record(self.digests[key]) == self.records.get(key)
 
     def notes(self) -> tuple[str, ...]:
         """Leaves that could not be checked, and files that are not part of the checkpoint."""
@@ -198,8 +221,26 @@ class _Run:
             strays = sorted(opened.list_keys() - known - {"zarr.json", ".zarray", ".zattrs"})
             yield from ((key, name) for name in strays if not has_litter_in(name))
 
-    def _units(self) -> Iterator[Callable[[], None]]:
-        for key, opened in self.opened.items():
+    def _digests(self, keys: Sequence[str]) -> Iterator[Callable[[], None]]:
+        for key in keys:
+            opened = self.opened[key]
+            memory = READ_SIZE if opened.array.database_key is None else opened.array.chunk_bytes
+            for index in opened.array.chunk_indices():
+                yield partial(self._digest, key, opened, index, min(memory, self.budget.limit))
+            self.progress.leaf_done(opened.array.path)
+
+    def _digest(self, key: str, opened: OpenArray, index: tuple[int, ...], memory: int) -> None:
+        """Digests a chunk as it is stored; one that cannot be read is decoded later, to say why."""
+        with self.budget.hold(memory):
+            try:
+                self.digests[key][index] = _stored_digest(opened, index)
+            except (OSError, VerificationError):
+                return
+        self.progress.advance(opened.array.clipped_bytes(index))
+
+    def _decodes(self) -> Iterator[Callable[[], None]]:
+        for key in (key for key in self.opened if key in self.decoded):
+            opened = self.opened[key]
             array = opened.array
             memory = array.chunk_bytes * CHUNK_COPIES
             if memory > self.budget.limit:
@@ -208,17 +249,33 @@ class _Run:
                     f"{memory // CHUNK_COPIES} bytes; give --max-memory {-(-memory >> 20)}MiB or more"
                 )
             for index in array.chunk_indices():
-                yield partial(self._chunk, key, opened, index, memory)
+                yield partial(self._decode, key, opened, index, memory)
             self.progress.leaf_done(array.path)
 
-    def _chunk(self, key: str, opened: OpenArray, index: tuple[int, ...], memory: int) -> None:
+    def _decode(self, key: str, opened: OpenArray, index: tuple[int, ...], memory: int) -> None:
         array = opened.array
         with self.budget.hold(memory):
             try:
                 opened.read(array.chunk_box(index))
-                if self.records.get(key, {}).get("kind") != NO_DIGEST:
+                if self._kind(key) != NO_DIGEST:
                     self.digests[key][index] = chunk_digest(index, opened.read_stored(index))
             except VerificationError as error:
-                with self.lock:
-                    self.broken.setdefault(key, error.message.removeprefix(f"{array.path}: "))
+                self.broken.add(key, error.message.removeprefix(f"{array.path}: "), index)
         self.progress.advance(array.clipped_bytes(index))
+
+
+def _stored_digest(opened: OpenArray, index: tuple[int, ...]) -> int:
+    """The digest of a chunk's bytes; of a file of its own in little memory.
+
+    Raises:
+      OSError: the file cannot be read.
+      VerificationError: the database does not have it.
+    """
+    if opened.array.database_key is not None:
+        return chunk_digest(index, opened.read_stored(index))
+    state, path = start_chunk(index), opened.array.chunk_file(index)
+    with storage_of(path).open(path) as file:
+        room = bytearray(READ_SIZE)
+        while count := file.readinto(room):
+            state.update(memoryview(room)[:count])
+    return state.intdigest()

@@ -1,5 +1,6 @@
 """What a verification finds, as plain values."""
 
+import threading
 from dataclasses import dataclass
 
 
@@ -56,6 +57,7 @@ class Verification:
       step: the source's training step.
       destination: the checkpoint's directory.
       leaves: leaves that were compared.
+      stored_leaves: those of them whose chunks were compared as they are stored, and not decoded.
       elements: elements that were compared.
       compared_bytes: their size in the checkpoint, decoded.
       sample: the fraction of blocks that was compared; None for all of them.
@@ -71,6 +73,7 @@ class Verification:
     step: int | None
     destination: str
     leaves: int
+    stored_leaves: int
     elements: int
     compared_bytes: int
     sample: float | None
@@ -84,3 +87,23 @@ class Verification:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.findings
+
+
+class FirstFaults:
+    """Why leaves cannot be read: for each leaf the first fault by its place, whichever thread comes upon it first."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, leaf: str, text: str, place: tuple[int, ...] = ()) -> None:
+        """Notes a fault; one of the whole leaf has no place and comes first."""
+        with self._lock:
+            self._found[leaf] = min(self._found.get(leaf, (place, text)), (place, text))
+
+    def __contains__(self, leaf: str) -> bool:
+        return leaf in self._found
+
+    def items(self) -> list[tuple[str, str]]:
+        """Leaves with their first faults."""
+        return [(leaf, text) for leaf, (_, text) in self._found.items()]

@@ -47,6 +47,7 @@ def verify(
     mapping: str | None = None,
     dtype: str | None = None,
     sample: float | None = None,
+    decode: bool = False,
     max_memory: int = DEFAULT_MEMORY,
     jobs: int = 2,
 ) -> Verification:
@@ -60,6 +61,7 @@ def verify(
       mapping: path of a user's own table, or None.
       dtype: the dtype that leaves were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
+      decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
 
@@ -85,7 +87,7 @@ def verify(
     values = ValueComparison(plan, coverage.arrays, fitted, progress)
     _find_missing_chunks(coverage.arrays, values)
     try:
-        values.run(max_memory=max_memory, jobs=jobs, sample=sample)
+        values.run(max_memory=max_memory, jobs=jobs, sample=sample, decode=decode)
     finally:
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, max_memory)
@@ -103,6 +105,7 @@ def verify(
         step=plan.step,
         destination=target.root,
         leaves=len(compared),
+        stored_leaves=len(values.stored),
         elements=sum(compared.values()),
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=sample,
@@ -182,10 +185,10 @@ def _find_missing_chunks(arrays: Mapping[str, OpenArray], values: ValueCompariso
         try:
             missing = opened.missing_chunks()
         except VerificationError as error:
-            values.fail(path, error.message.removeprefix(f"{path}: "))
+            values.broken.add(path, error.message.removeprefix(f"{path}: "))
             continue
         if missing:
-            values.fail(
+            values.broken.add(
                 path, f"{len(missing)} of {math.prod(opened.array.grid)} chunks are missing, first {missing[0]}"
             )
 

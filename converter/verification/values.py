@@ -1,9 +1,11 @@
-"""Compares the values of a checkpoint's leaves with the source's: block by block, in several threads, bit for bit.
+"""Compares the values of a checkpoint's leaves with the source's: in several threads, bit for bit.
 
-The expected values come from the source's blocks by `AxisMap.pieces`, which is another way through an axis expression
-than the one that the conversion takes; the found values come from TensorStore.
+Chunks that were passed through are compared as they are stored, see `stored`. All others, and all of a leaf that has
+other bytes, are decoded block by block: the expected values come from the source's blocks by `AxisMap.pieces`, which is
+another way through an axis expression than the one that the conversion takes; the found values come from TensorStore.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,6 +20,8 @@ from converter.mapping import Scale
 from converter.planning import Plan, Task
 from converter.verification.blocking import cut_task
 from converter.verification.compare import LeafComparison
+from converter.verification.result import FirstFaults
+from converter.verification.stored import StoredLeaf, stored_leaf
 from converter.work import ByteBudget, Progress, run_units
 
 _Block = tuple[Span, list[np.ndarray]]
@@ -29,7 +33,8 @@ class ValueComparison:
 
     Attributes:
       comparisons: path of a leaf to what its blocks showed.
-      broken: path of a leaf to why some of it could not be read.
+      broken: leaves of which some could not be read, and why.
+      stored: paths of the leaves that were compared as they are stored.
     """
 
     def __init__(
@@ -44,20 +49,22 @@ class ValueComparison:
           progress: notified of each block and each leaf.
         """
         self.comparisons = {path: LeafComparison() for path in arrays}
-        self.broken: dict[str, str] = {}
+        self.broken = FirstFaults()
+        self.stored: set[str] = set()
         self._plan = plan
         self._arrays = arrays
         self._fitted = fitted
         self._progress = progress
         self._lock = threading.Lock()
 
-    def run(self, *, max_memory: int, jobs: int, sample: float | None) -> None:
+    def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool) -> None:
         """Compares all leaves.
 
         Args:
           max_memory: bytes that blocks in flight may take together.
           jobs: blocks in flight.
-          sample: the fraction of blocks to compare; None for all.
+          sample: the fraction of blocks to compare, all of them decoded; None for all.
+          decode: decode every chunk, also where the stored bytes decide.
 
         Raises:
           SourceError: a chunk of the source is missing or damaged.
@@ -65,17 +72,43 @@ class ValueComparison:
         """
         total = sum(opened.array.bytes for opened in self._arrays.values())
         self._progress.start(len(self._arrays), total)
-        run_units(self._units(ByteBudget(max_memory), sample), jobs)
+        budget = ByteBudget(max_memory)
+        if sample is None and not decode:
+            run_units(self._stored_units(budget), jobs)
+        run_units(self._units(budget, sample), jobs)
 
-    def fail(self, path: str, reason: str) -> None:
-        """Notes why a leaf cannot be read; the first reason counts."""
-        with self._lock:
-            self.broken.setdefault(path, reason)
+    def _stored_units(self, budget: ByteBudget) -> Iterator[Callable[[], None]]:
+        for task in self._plan.tasks:
+            path = task.leaves[0].path
+            leaf = None if path in self._fitted else stored_leaf(task, self._arrays.get(path))
+            if leaf is None or leaf.memory > budget.limit:
+                continue
+            self.stored.add(path)
+            left = _Countdown(math.prod(leaf.source.grid))
+            for index in leaf.source.chunk_indices():
+                yield partial(self._stored_chunk, path, leaf, index, left, budget)
+
+    def _stored_chunk(
+        self, path: str, leaf: StoredLeaf, index: tuple[int, ...], left: "_Countdown", budget: ByteBudget
+    ) -> None:
+        """Compares a chunk; where its bytes differ, the whole leaf is decoded later to say what of it differs."""
+        if path in self.stored:
+            with budget.hold(leaf.memory):
+                same = leaf.same_chunk(index)
+            with self._lock:
+                if not same:
+                    self.stored.discard(path)
+                    self.comparisons[path] = LeafComparison()
+                elif path in self.stored:
+                    self.comparisons[path].add_equal(leaf.source.clipped_bytes(index) // leaf.source.item_size)
+            self._progress.advance(leaf.source.clipped_bytes(index))
+        if left.down() and path in self.stored:
+            self._progress.leaf_done(path)
 
     def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
             opened = [self._arrays.get(leaf.path) for leaf in task.leaves]
-            if not any(opened):
+            if not any(opened) or task.leaves[0].path in self.stored:
                 continue
             cut = cut_task(task, [entry and entry.array for entry in opened], budget.limit)
             reader = BlockReader(task.sources, task.axis_map, cut.blocking)
@@ -104,7 +137,7 @@ class ValueComparison:
         try:
             found = window.read(box)
         except VerificationError as error:
-            self.fail(path, error.message.removeprefix(f"{path}: "))
+            self.broken.add(path, error.message.removeprefix(f"{path}: "), tuple(low for low, _ in box))
             return
         comparison, lows = self.comparisons[path], [low for low, _ in box]
         if path in self._fitted:

@@ -105,7 +105,7 @@ def test_a_failure_to_make_a_unit_is_told() -> None:
 
 
 def test_a_verification_is_fine_without_findings_whatever_its_notes() -> None:
-    fine = Verification("source", "", 1, "out", 1, 4, 16, None, (), ("a note",), None, 0.1, 1)
+    fine = Verification("source", "", 1, "out", 1, 0, 4, 16, None, (), ("a note",), None, 0.1, 1)
     assert fine.ok
-    wrong = Verification("source", "", 1, "out", 1, 4, 16, None, (Finding("dtype", "w", "is"),), (), None, 0.1, 1)
+    wrong = Verification("source", "", 1, "out", 1, 0, 4, 16, None, (Finding("dtype", "w", "is"),), (), None, 0.1, 1)
     assert not wrong.ok

@@ -18,12 +18,11 @@ from converter.choices import STORES
 from converter.conversion.run import Request, convert
 from converter.errors import VerificationError
 from converter.planning.options import Options
-from converter.verification.digests import verify_digests
 from converter.verification.result import Verification
-from converter.verification.run import verify
 from converter.verification.values import sampled
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
+from tests.helpers.verification import against_digests, both_ways
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -47,13 +46,13 @@ def checkpoint(converted: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def against_source(checkpoint: Path, **options) -> Verification:
-    return verify(SOURCE, str(checkpoint), **options, progress=Silent())
+    return both_ways(SOURCE, checkpoint, **options)
 
 
 def sound(checkpoint: Path) -> bool:
     """Whether nothing is found and nothing noted; a changed comment in maxtext.yml is a note."""
     try:
-        result = verify_digests(str(checkpoint), Silent())
+        result = against_digests(checkpoint)
         return result.ok and not result.notes
     except VerificationError:
         return False
@@ -87,14 +86,14 @@ def interleave(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("store", STORES)
 def test_a_sound_checkpoint_passes_both_ways(converted: dict[str, Path], store: str) -> None:
-    for result in (against_source(converted[store]), verify_digests(str(converted[store]), Silent())):
+    for result in (against_source(converted[store]), against_digests(converted[store])):
         assert result.ok
         assert (result.leaves, result.elements, result.notes) == (28, 63_200, ())
 
 
 def test_a_checkpoint_of_another_writer_passes() -> None:
     golden = DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied"
-    result = verify(str(DATA / "axlearn" / "micro-hybrid-qkpair"), str(golden), progress=Silent())
+    result = both_ways(DATA / "axlearn" / "micro-hybrid-qkpair", golden)
     assert result.ok
     assert result.elements == 63_200
     assert any("maxtext.yml" in note for note in result.notes)
@@ -120,7 +119,7 @@ def test_wrong_values_are_recognised(checkpoint: Path, path: str, change, diagno
     assert (finding.check, finding.place, finding.diagnosis) == ("values", LAYER + path, diagnosis)
     assert finding.elements
     assert finding.expected != finding.found
-    assert [f.place for f in verify_digests(str(checkpoint), Silent()).findings] == [LAYER + path]
+    assert [f.place for f in against_digests(checkpoint).findings] == [LAYER + path]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_the_sign_of_zero_counts(tmp_path: Path, checkpoint: Path) -> None:
         return changed
 
     edit(checkpoint, path, negative)
-    (finding,) = verify(str(source), str(checkpoint), progress=Silent()).findings
+    (finding,) = both_ways(source, checkpoint).findings
     assert (finding.place, finding.first_index, finding.expected, finding.found) == (path, (3,), "0.0", "-0.0")
     assert "sign of zero" in finding.diagnosis
 
@@ -191,7 +190,7 @@ def test_every_flipped_bit_in_any_file_is_found(converted: dict[str, Path], tmp_
             (finding,) = against_source(checkpoint).findings
             assert finding.place.replace("/", ".") in place
         path.write_bytes(data)
-    assert verify_digests(str(checkpoint), Silent()).ok
+    assert against_digests(checkpoint).ok
 
 
 def test_a_missing_chunk_is_found_also_in_a_sample(checkpoint: Path) -> None:
@@ -199,7 +198,7 @@ def test_a_missing_chunk_is_found_also_in_a_sample(checkpoint: Path) -> None:
     next(p for p in array_directory(checkpoint, path).rglob("*") if p.is_file() and p.name != "zarr.json").unlink()
     for result in (against_source(checkpoint), against_source(checkpoint, sample=0.01)):
         assert [(f.check, f.place) for f in result.findings] == [("chunks", path)]
-    assert [(f.check, f.place) for f in verify_digests(str(checkpoint), Silent()).findings] == [("chunks", path)]
+    assert [(f.check, f.place) for f in against_digests(checkpoint).findings] == [("chunks", path)]
 
 
 def test_missing_and_extra_leaves(checkpoint: Path) -> None:
@@ -217,7 +216,7 @@ def test_missing_and_extra_leaves(checkpoint: Path) -> None:
     found = {(f.check, f.place, f.message.split(":")[0]) for f in against_source(checkpoint).findings}
     assert ("coverage", "params/params/decoder/bonus/scale", "extra leaf") in found
     assert ("coverage", LAYER + "0/post_ffw_norm/scale", "missing in the checkpoint") in found
-    assert {f.place for f in verify_digests(str(checkpoint), Silent()).findings} >= {
+    assert {f.place for f in against_digests(checkpoint).findings} >= {
         "params/params/decoder/bonus/scale", LAYER + "0/post_ffw_norm/scale", "0/items/_METADATA"
     }  # fmt: skip
 
@@ -231,7 +230,7 @@ def test_metadata_markers_and_configuration(checkpoint: Path) -> None:
     config.write_text(text.replace("head_dim: 8", "head_dim: 16").replace("500000", "10000"))
     result = against_source(checkpoint)
     assert sorted(f.check for f in result.findings) == ["config", "config", "markers", "scan_layers"]
-    found = {(f.check, f.place) for f in verify_digests(str(checkpoint), Silent()).findings}
+    found = {(f.check, f.place) for f in against_digests(checkpoint).findings}
     assert found == {
         ("receipt", "0/_CHECKPOINT_METADATA"), ("receipt", "0/commit_success.txt"), ("config", "maxtext.yml"),
         ("markers", "0/commit_success.txt"),
@@ -277,7 +276,7 @@ def test_swapped_query_and_key_are_told(tmp_path: Path) -> None:
     query.rename(tmp_path / "aside")
     key.rename(query)
     (tmp_path / "aside").rename(key)
-    findings = verify(str(source), str(tmp_path / "out"), progress=Silent()).findings
+    findings = both_ways(source, tmp_path / "out").findings
     told = {finding.place.split("/")[-2]: finding.diagnosis for finding in findings}
     assert set(told) == {"query", "key"}
     assert "key/kernel" in told["query"]

@@ -13,11 +13,9 @@ import tensorstore as ts
 import xxhash
 
 from converter.choices import STORES
-from converter.verification.digests import verify_digests
 from converter.verification.result import Verification
-from converter.verification.run import verify
-from converter.work import Silent
 from tests.conftest import AXLEARN
+from tests.helpers.verification import against_digests, both_ways
 
 NAME = "micro-hybrid"
 EXPERTS = "params.params.decoder.layers.layers_1.MoeBlock_0.wi_0"
@@ -60,7 +58,7 @@ def flip(checkpoint: Path, chunk: bytes, generator: random.Random) -> None:
 
 
 def against_source(checkpoint: Path) -> Verification:
-    return verify(str(AXLEARN / NAME), str(checkpoint), progress=Silent())
+    return both_ways(AXLEARN / NAME, checkpoint)
 
 
 @each_store
@@ -87,7 +85,7 @@ def test_a_flipped_bit_of_a_chunk_is_found_at_its_leaf(store: str, converted: Co
         flip(copy, chunks[number % len(chunks)], generator)
         with_source = against_source(copy).findings
         assert [(f.check, f.place) for f in with_source] == [("chunks", EXPERTS.replace(".", "/"))]
-        alone = verify_digests(str(copy), Silent()).findings
+        alone = against_digests(copy).findings
         # The files of a database are in the receipt too; chunks of plain stores are not.
         assert EXPERTS.replace(".", "/") in {f.place for f in alone if f.check in ("chunks", "digest")}, alone
         assert {f.check for f in alone} <= ({"chunks", "receipt"} if store == "ocdbt" else {"chunks", "digest"})
@@ -102,7 +100,7 @@ def test_chunks_that_changed_places_are_found(store: str, converted: Converted, 
     one, other = sorted(name for name in kvstore.list().result() if not name.endswith((b"zarr.json", b".zarray")))[:2]
     kvstore[one], kvstore[other] = kvstore[other], kvstore[one]
     leaf = EXPERTS.replace(".", "/")
-    (finding,) = verify(str(AXLEARN / sharded), str(copy), progress=Silent()).findings
+    (finding,) = both_ways(AXLEARN / sharded, copy).findings
     assert (finding.check, finding.place) == ("values", leaf)
-    alone = verify_digests(str(copy), Silent()).findings
+    alone = against_digests(copy).findings
     assert [(f.check, f.place) for f in alone if f.check != "receipt"] == [("digest", leaf)]

@@ -55,7 +55,7 @@ def checkpoints(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def compared(source: Path, checkpoint: Path, max_memory: int) -> Verification:
-    return verify(str(source), str(checkpoint), max_memory=max_memory, progress=Silent())
+    return verify(str(source), str(checkpoint), decode=True, max_memory=max_memory, progress=Silent())
 
 
 def cut_of_leaf(source: Path, checkpoint: Path, max_memory: int) -> Cut:

@@ -1,0 +1,258 @@
+"""Compares chunks as they are stored, which takes no longer than reading them.
+
+A chunk that was passed through is the source's own bytes with a checksum behind them. Equal bytes decode to equal
+elements, if both sides decode them in the same way. That is proved apart: TensorStore reads a small array of known
+elements with the leaf's own metadata.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import zstandard
+from crc32c import crc32c
+
+from converter.arrays import MAX_HEADER, Array, FrameCheck, OpenArray, frame_header, slices
+from converter.axes import AxisMap
+from converter.dtypes import storage_dtype
+from converter.errors import SourceError, VerificationError
+from converter.mapping import COPY
+from converter.planning import Task
+from converter.storage import Reader, ReadError, storage_of
+
+PIECE = 1 << 20
+"""Bytes of each side that are compared at once: both stay in a core's cache."""
+
+MEMORY = 4 * PIECE
+"""Bytes that comparing a chunk takes where both sides are files of their own."""
+
+CRC_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLeaf:
+    """A leaf whose chunks should be those of one source array.
+
+    Attributes:
+      source: the source array.
+      opened: the leaf.
+      order: the leaf's dimension of each of the source's dimensions.
+    """
+
+    source: Array
+    opened: OpenArray
+    order: tuple[int, ...]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that comparing a chunk takes; a database hands out whole chunks."""
+        return MEMORY if self.opened.array.database_key is None else MEMORY + 2 * self.source.chunk_bytes
+
+    def same_chunk(self, index: tuple[int, ...]) -> bool:
+        """Whether the leaf's chunk holds the source's bytes and their checksum, and nothing else.
+
+        Args:
+          index: the chunk's place in the source's grid.
+
+        Raises:
+          SourceError: the source's chunk cannot be read, or is not one whole chunk of this array.
+        """
+        source = self.source
+        where, path = source.chunk_label(index), source.chunk_file(index)
+        try:
+            with storage_of(path).open(path) as chunk, closing(self._found(index)) as found:
+                return _same_bytes(chunk, found, source, where)
+        except VerificationError:
+            return False
+        except ReadError as error:
+            raise SourceError(f"{where}: {error}") from None
+        except OSError as error:
+            raise SourceError(f"{where}: {path} cannot be read: {error.strerror or error}") from None
+
+    def _found(self, index: tuple[int, ...]) -> "_Bytes":
+        place = [0] * len(index)
+        for number, dim in zip(index, self.order, strict=True):
+            place[dim] = number
+        array = self.opened.array
+        if array.database_key is not None:
+            return _Value(self.opened.read_stored(tuple(place)))
+        path = array.chunk_file(tuple(place))
+        try:
+            return _File(storage_of(path).open(path))
+        except OSError as error:
+            raise VerificationError(f"{path}: {error.strerror or error}") from None
+
+
+def stored_leaf(task: Task, opened: OpenArray | None) -> StoredLeaf | None:
+    """The leaf of a task, if its metadata says that its chunks are the source's with a checksum behind them.
+
+    Without a checksum, as where chunks were linked, only decoding shows damage that both sides share.
+    """
+    permutation = task.axis_map.axis_permutation()
+    if opened is None or permutation is None or task.value != COPY or len(task.sources) != 1:
+        return None
+    (source,), leaf = task.sources, opened.array
+    encoding, compressor = leaf.encoding, source.compressor
+    plain = source.encoding.zarr_format == 2 and not source.encoding.is_transposed and source.database_key is None
+    fits = (
+        plain
+        and encoding.crc32c
+        and not (encoding.foreign or encoding.inner_chunks)
+        and leaf.dtype == source.dtype
+        and leaf.chunks == tuple(source.chunks[dim] for dim in permutation)
+        and (compressor is None) == (leaf.compressor is None)
+        and (compressor is None or compressor.get("id") == "zstd")
+    )
+    order = tuple(permutation.index(dim) for dim in range(len(permutation)))
+    return StoredLeaf(source=source, opened=opened, order=order) if fits and _decodes_alike(task, opened) else None
+
+
+def _decodes_alike(task: Task, opened: OpenArray) -> bool:
+    """Whether TensorStore, with the leaf's metadata, reads the source's chunks as the leaf that the mapping asks for.
+
+    A few small chunks of known elements, under the leaf's own codecs and key encoding, show all that the metadata
+    decides: the order of axes and bytes, the codecs and their order, and which key is which place of the grid.
+    """
+    import tensorstore as ts
+
+    small = _small(task.axis_map)
+    source, expected = _example(small, opened.array.dtype)
+    permutation = small.axis_permutation()
+    assert permutation is not None
+    chunks = tuple(-(-length // 2) for length in source.shape)
+    metadata = {
+        **opened.store.spec().to_json()["metadata"],
+        "shape": list(expected.shape),
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [chunks[dim] for dim in permutation]},
+        },
+        "node_type": "array",
+        "zarr_format": 3,
+    }
+    context = ts.Context()
+    memory = {"driver": "memory"}
+    try:
+        files = ts.KvStore.open(memory, context=context).result()
+        files.write("zarr.json", json.dumps(metadata).encode()).result()
+        for index, stored in _stored_chunks(source, chunks, task.sources[0]):
+            place = tuple(index[dim] for dim in permutation)
+            files.write(opened.array.chunk_key(place), stored).result()
+        spec = {"driver": "zarr3", "kvstore": memory, "fill_missing_data_reads": False}
+        found = ts.open(spec, context=context, read=True).result().read().result()
+    except ValueError:
+        return False
+    return found.shape == expected.shape and found.tobytes() == expected.tobytes()
+
+
+def _small(axis_map: AxisMap) -> AxisMap:
+    """The map with small sizes: all different, as are their halves, which chunks have; no half is a single element."""
+    names = dict.fromkeys(axis_map.expression.names())
+    return AxisMap(axis_map.expression, {name: 2 * number + 3 for number, name in enumerate(names)})
+
+
+def _example(axis_map: AxisMap, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """A source array in which no two elements are equal, as far as the dtype has values, and its leaf."""
+    item = storage_dtype(dtype)
+    (shape,), (target,) = axis_map.source_shapes, axis_map.target_shapes
+    count = int(np.prod(shape))
+    source = np.arange(count).astype(f"u{np.dtype(item).itemsize}").reshape(shape)
+    expected = np.zeros(target, source.dtype)
+    for piece in axis_map.pieces(0, tuple((0, length) for length in target)):
+        expected[piece.target_slices] = piece.rearrange(source[piece.source_slices])
+    return source, expected
+
+
+def _stored_chunks(
+    source: np.ndarray, chunks: tuple[int, ...], array: Array
+) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    """The chunks of an example as the source stores its own, with a checksum behind each."""
+    grid = [range(-(-length // chunk)) for length, chunk in zip(source.shape, chunks, strict=True)]
+    for index in itertools.product(*grid):
+        start = [number * chunk for number, chunk in zip(index, chunks, strict=True)]
+        values = source[slices(tuple((at, at + chunk) for at, chunk in zip(start, chunks, strict=True)))]
+        padded = np.zeros(chunks, source.dtype)
+        padded[tuple(slice(0, length) for length in values.shape)] = values
+        data = padded.tobytes()
+        if array.compressor is not None:
+            data = zstandard.ZstdCompressor().compress(data)
+        yield index, data + crc32c(data).to_bytes(CRC_BYTES, "little")
+
+
+class _Bytes(Protocol):
+    """The stored bytes of a leaf's chunk, from front to back."""
+
+    size: int
+
+    def readinto(self, room: memoryview) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class _File:
+    def __init__(self, reader: Any):
+        self._reader = reader
+        self.size = reader.size()
+
+    def readinto(self, room: memoryview) -> int:
+        try:
+            return self._reader.readinto(room) or 0
+        except OSError as error:
+            raise VerificationError(str(error.strerror or error)) from None
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _Value:
+    def __init__(self, data: bytes):
+        self._rest = memoryview(data)
+        self.size = len(data)
+
+    def readinto(self, room: memoryview) -> int:
+        count = min(len(room), len(self._rest))
+        room[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._rest = memoryview(b"")
+
+
+def _same_bytes(chunk: Reader, found: _Bytes, source: Array, where: str) -> bool:
+    size, check = chunk.size(), None
+    if source.compressor is not None:
+        if not frame_header(chunk.read_range(0, MAX_HEADER), source.chunk_bytes, where).has_size:
+            return False  # only decoding shows its size
+        check = FrameCheck(source.chunk_bytes, where)
+    elif size != source.chunk_bytes:
+        raise SourceError(f"{where}: {size} bytes, the chunk has {source.chunk_bytes}")
+    ours, theirs = np.empty(PIECE, np.uint8), np.empty(PIECE, np.uint8)
+    same, checksum = found.size == size + CRC_BYTES, 0
+    while count := chunk.readinto(ours):
+        piece, other = ours[:count], theirs[:count]
+        if check:
+            check.feed(piece)
+        if same:
+            same = _fill(found, other.data) == count and np.array_equal(piece, other)
+            checksum = crc32c(piece.data, checksum)
+    if check:
+        check.finish()
+    return same and _tail(found) == checksum.to_bytes(CRC_BYTES, "little")
+
+
+def _fill(found: _Bytes, room: memoryview) -> int:
+    """Reads until the room is full or the bytes end."""
+    done = 0
+    while done < len(room) and (count := found.readinto(room[done:])):
+        done += count
+    return done
+
+
+def _tail(found: _Bytes) -> bytes:
+    room = bytearray(CRC_BYTES + 1)
+    return bytes(room[: _fill(found, memoryview(room))])
