@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from converter.choices import CAST_DTYPES, DEFAULT_KL, MAX_JOBS, QK_NORMS, CastDtype, QkNorm, Store
+from converter.choices import CAST_DTYPES, DEFAULT_KL, MAX_JOBS, QK_NORMS, CastDtype, QkNorm, Store, Tree
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -40,6 +40,10 @@ def convert(
     rewrite: bool = False,
     link: bool = False,
     set: Settings = (),
+    tree: Tree = "params",
+    state: bool = False,
+    optimizer: str | None = None,
+    force: bool = False,
     overwrite: bool = False,
     fresh: bool = False,
     check: bool = False,
@@ -51,7 +55,8 @@ def convert(
 
     Args:
       source: an AXLearn step directory, or a trainer directory.
-      destination: the new checkpoint; MaxText gets `destination/0/items`.
+      destination: the new checkpoint; MaxText gets `destination/0/items`, or `destination/<step - 1>/items` with
+        `state`.
       step: the step to take from a trainer directory; None for the latest committed one.
       mapping: a mapping table of your own; None to find the bundled one that fits.
       untie: write the output projection as a leaf of its own; short for `option=["untie"]`.
@@ -62,6 +67,10 @@ def convert(
       rewrite: decode and encode every chunk.
       link: hard-link chunks to the source instead of copying them.
       set: keys of maxtext.yml that no checkpoint holds.
+      tree: what becomes the parameters: AXLearn's ("params"), or their exponential moving average ("ema").
+      state: convert the optimizer's moments, the counts and the step as well, so that the training goes on.
+      optimizer: MaxText's `opt_type` that goes on with the state, "adamw" or "adam_pax"; None for adamw.
+      force: convert the state also where training cannot go on exactly.
       overwrite: replace a checkpoint at the destination.
       fresh: do not resume an interrupted conversion.
       check: decode also chunks that are only passed through.
@@ -87,7 +96,19 @@ def convert(
         request = Request(
             source=os.fspath(source),
             destination=os.fspath(destination),
-            options=_options(untie, option, qk_norm, max_memory, store=store, rewrite=rewrite, link=link),
+            options=_options(
+                untie,
+                option,
+                qk_norm,
+                max_memory,
+                store=store,
+                rewrite=rewrite,
+                link=link,
+                tree=tree,
+                state=state,
+                optimizer=optimizer,
+                force=force,
+            ),
             step=step,
             mapping=_optional(mapping),
             settings=_settings(set),
@@ -113,6 +134,10 @@ def plan(
     rewrite: bool = False,
     link: bool = False,
     set: Settings = (),
+    tree: Tree = "params",
+    state: bool = False,
+    optimizer: str | None = None,
+    force: bool = False,
     qk_norm: QkNorm = "plain",
     metadata_only: bool = False,
 ) -> "Plan":
@@ -120,7 +145,8 @@ def plan(
 
     Args:
       source: an AXLearn step directory, or a trainer directory.
-      step, mapping, untie, option, max_memory, jobs, store, rewrite, link, set, qk_norm: as in `convert`.
+      step, mapping, untie, option, max_memory, jobs, store, rewrite, link, set, tree, state, optimizer, force, qk_norm: as in
+        `convert`.
       metadata_only: chunk files are absent; `index` and the `.zarray` files are enough.
 
     Raises:
@@ -131,9 +157,28 @@ def plan(
     from converter.mapping import configure
     from converter.planning import make_plan, open_source
 
-    options = _options(untie, option, qk_norm, max_memory, store=store, rewrite=rewrite, link=link)
+    options = _options(
+        untie,
+        option,
+        qk_norm,
+        max_memory,
+        store=store,
+        rewrite=rewrite,
+        link=link,
+        tree=tree,
+        state=state,
+        optimizer=optimizer,
+        force=force,
+    )
     opened = open_source(
-        os.fspath(source), step=step, mapping=_optional(mapping), options=options.table, metadata_only=metadata_only
+        os.fspath(source),
+        step=step,
+        mapping=_optional(mapping),
+        options=options.table,
+        metadata_only=metadata_only,
+        tree=options.tree,
+        optimizer=options.state_optimizer,
+        force=options.force,
     )
     return make_plan(opened, options, configure(opened.match, _settings(set)), jobs=_jobs(jobs))
 
@@ -144,6 +189,7 @@ def verify(
     *,
     step: int | None = None,
     mapping: Path | None = None,
+    tree: Tree | None = None,
     dtype: CastDtype | None = None,
     sample: float | None = None,
     max_memory: int | str = "1GiB",
@@ -159,6 +205,7 @@ def verify(
       destination: the MaxText checkpoint; None to compare `source` with its own digests.
       step: the step to take from a trainer directory; None for the latest committed one.
       mapping: a mapping table of your own; None to find the bundled one that fits.
+      tree: the tree that became the parameters; None for the one that the checkpoint names.
       dtype: the dtype that the weights were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
       max_memory: budget for blocks in flight, in bytes or as a text such as "512MiB".
@@ -180,14 +227,15 @@ def verify(
         raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
     progress, memory, jobs = progress or _silent(), _bytes(max_memory), _jobs(jobs)
     if destination is None:
-        if (step, mapping, dtype, sample) != (None, None, None, None):
-            raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
+        if (step, mapping, tree, dtype, sample) != (None,) * 5:
+            raise UsageError("--step, --mapping, --tree, --dtype and --sample need a source: verify SRC DST")
         return verify_digests(os.fspath(source), progress, max_memory=memory, jobs=jobs)
     request = VerifyRequest(
         source=os.fspath(source),
         destination=os.fspath(destination),
         step=step,
         mapping=_optional(mapping),
+        tree=tree,
         dtype=dtype,
         sample=sample,
         max_memory=memory,
@@ -202,6 +250,7 @@ def compare_logits(
     *,
     step: int | None = None,
     mapping: Path | None = None,
+    tree: Tree | None = None,
     tokens: Path | None = None,
     set: Settings = (),
     norm_after_rope: bool = False,
@@ -221,6 +270,7 @@ def compare_logits(
       destination: the MaxText checkpoint.
       step: the step to take from a trainer directory; None for the latest committed one.
       mapping: a mapping table of your own; None to find the bundled one that fits.
+      tree: the tree that became the parameters; None for the one that the checkpoint names.
       tokens: a file of token sequences, JSON lines or .npz; None for a built-in set.
       set: compute MaxText's logits as with these keys of maxtext.yml.
       norm_after_rope: compute as MaxText does with `converter.maxtext_patch`.
@@ -248,6 +298,7 @@ def compare_logits(
         os.fspath(destination),
         step=step,
         mapping=_optional(mapping),
+        tree=tree,
         settings=_settings(set),
         norm_after=norm_after_rope,
     )
@@ -263,6 +314,7 @@ def logits(
     *,
     step: int | None = None,
     mapping: Path | None = None,
+    tree: Tree | None = None,
     tokens: Path | None = None,
     out: Path | None = None,
     set: Settings = (),
@@ -276,6 +328,7 @@ def logits(
       path: an AXLearn step or trainer directory, or a MaxText checkpoint.
       step: the step to take from a trainer directory; None for the latest committed one.
       mapping: a mapping table of your own; None to find the bundled one that fits.
+      tree: the tree that became the parameters; None for the one that the checkpoint names.
       tokens: a file of token sequences, JSON lines or .npz; None for a built-in set.
       out: the file to write the logits to, .npz or .jsonl; None for the summary alone.
       set: compute as with these keys of maxtext.yml.
@@ -299,6 +352,7 @@ def logits(
         os.fspath(path),
         step=step,
         mapping=_optional(mapping),
+        tree=tree,
         settings=_settings(set),
         norm_after_rope=norm_after_rope,
     )
@@ -316,6 +370,7 @@ def parameters(
     mapping: Path | None = None,
     untie: bool = False,
     option: Iterable[str] = (),
+    tree: Tree | None = None,
 ) -> "ParameterReport":
     """Reports which AXLearn parameter is which MaxText parameter, with shapes and counts: `ax2mt params`.
 
@@ -327,6 +382,7 @@ def parameters(
       mapping: a mapping table of your own; None to find the bundled one that fits.
       untie: plan the output projection as a leaf of its own; short for `option=["untie"]`.
       option: options of the mapping table to switch on.
+      tree: what becomes the parameters; None for AXLearn's, or with a destination for the one that it names.
 
     Raises:
       UsageError: neither a source nor a model was given.
@@ -344,6 +400,7 @@ def parameters(
         step=step,
         mapping=_optional(mapping),
         options=_table_options(untie, option),
+        tree=tree,
     )
     return make_report(request)
 
@@ -362,17 +419,13 @@ def inspect(path: Path) -> "Inspection":
     return look(os.fspath(path))
 
 
-def _options(
-    untie: bool, option: Iterable[str], qk_norm: str, max_memory: int | str, *, store: str, rewrite: bool, link: bool
-) -> "Options":
+def _options(untie: bool, option: Iterable[str], qk_norm: str, max_memory: int | str, **rest: Any) -> "Options":
     from converter.planning import Options
 
     made = Options(
         table=_table_options(untie, option, qk_norm),
         max_memory=_bytes(max_memory),
-        store=store,
-        rewrite=rewrite,
-        link=link,
+        **rest,
     )
     made.check()
     return made

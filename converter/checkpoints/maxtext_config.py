@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from converter.checkpoints.names import ITEMS
+from converter.checkpoints.names import items_path
 
 
 def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,19 +17,20 @@ def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"base_config": "base.yml", "model_name": "default", **config}
 
 
-def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str] = ()) -> str:
+def config_yaml(config: Mapping[str, Any], origin: str, settings: Collection[str] = (), *, step: int = 0) -> str:
     """The text of a model yml that MaxText takes as its configuration argument as it stands.
 
     Args:
       config: the model's keys.
       origin: one line that says where the weights came from.
       settings: keys that the user set.
+      step: the number of the step directory.
     """
     import yaml
 
     body = whole_config(config)
     lines = [
-        f"# MaxText configuration of the checkpoint beside this file ({ITEMS}).",
+        f"# MaxText configuration of the checkpoint beside this file ({items_path(step)}).",
         f"# {''.join(c if c.isprintable() else '?' for c in origin)}",
         "# Dimensions were solved from the tensors; the other keys are what these weights need.",
         *([f"# Set with --set: {', '.join(settings)}."] if settings else []),

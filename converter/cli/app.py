@@ -16,20 +16,24 @@ from converter import api
 from converter.cli.command import Command, Invocation
 from converter.cli.interrupts import Interrupts
 from converter.cli.options import (
+    ForceOption,
     JobsOption,
     LinkOption,
     MappingOption,
     MemoryOption,
+    OptimizerOption,
     PatchedOption,
     ProcessMemoryOption,
     QkNormOption,
     RewriteOption,
     SetOption,
     SourceArgument,
+    StateOption,
     StepOption,
     StoreOption,
     TableOption,
     TokensOption,
+    TreeOption,
     UntieOption,
     WhatIfOption,
 )
@@ -63,7 +67,7 @@ mappings_command = partial(mappings_app.command, cls=Command)
 def convert(
     context: typer.Context,
     source: SourceArgument,
-    destination: Annotated[str, typer.Argument(metavar="DST", help="New directory; MaxText gets DST/0/items.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="New directory; MaxText gets DST/<step>/items.")],
     step: StepOption = None,
     mapping: MappingOption = None,
     untie: UntieOption = False,
@@ -74,6 +78,10 @@ def convert(
     rewrite: RewriteOption = False,
     link: LinkOption = False,
     settings: SetOption = None,
+    tree: TreeOption = None,
+    state: StateOption = False,
+    optimizer: OptimizerOption = None,
+    force: ForceOption = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at DST.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted conversion.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also decode the chunks that are passed through.")] = False,
@@ -96,6 +104,10 @@ def convert(
         rewrite=rewrite,
         link=link,
         set=settings or [],
+        tree=tree or "params",
+        state=state,
+        optimizer=optimizer,
+        force=force,
         overwrite=overwrite,
         fresh=fresh,
         check=check,
@@ -123,6 +135,10 @@ def plan(
     rewrite: RewriteOption = False,
     link: LinkOption = False,
     settings: SetOption = None,
+    tree: TreeOption = None,
+    state: StateOption = False,
+    optimizer: OptimizerOption = None,
+    force: ForceOption = False,
     qk_norm: QkNormOption = "plain",
     metadata_only: Annotated[
         bool, typer.Option("--metadata-only", help="Chunk files are absent: index and .zarray files are enough.")
@@ -144,6 +160,10 @@ def plan(
         rewrite=rewrite,
         link=link,
         set=settings or [],
+        tree=tree or "params",
+        state=state,
+        optimizer=optimizer,
+        force=force,
         qk_norm=qk_norm,
         metadata_only=metadata_only,
     )
@@ -163,6 +183,7 @@ def params(
     mapping: MappingOption = None,
     untie: UntieOption = False,
     option: TableOption = None,
+    tree: TreeOption = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
 ) -> None:
     """Report which AXLearn parameter is which MaxText parameter, with shapes and counts."""
@@ -170,7 +191,7 @@ def params(
     from converter.report.verify import print_markdown, print_parameters
 
     report = api.parameters(
-        source, destination, model=model, step=step, mapping=mapping, untie=untie, option=option or []
+        source, destination, model=model, step=step, mapping=mapping, untie=untie, option=option or [], tree=tree
     )
     show(context, PARAMETERS, report, print_markdown if as_markdown else print_parameters)
     fail_unless(report.equivalent, context, f"{destination or source or model}: the parameters are not equivalent")
@@ -200,6 +221,7 @@ def logits(
     ] = None,
     settings: WhatIfOption = None,
     norm_after_rope: PatchedOption = False,
+    tree: TreeOption = None,
     max_memory: ProcessMemoryOption = "4GiB",
 ) -> None:
     """Compute a checkpoint's logits, as AXLearn or as MaxText computes them."""
@@ -211,6 +233,7 @@ def logits(
         out=out,
         set=settings or [],
         norm_after_rope=norm_after_rope,
+        tree=tree,
         max_memory=max_memory,
         progress=progress(context),
     )

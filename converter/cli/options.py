@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from converter.choices import MAX_JOBS, QkNorm, Store
+from converter.choices import MAX_JOBS, QkNorm, Store, Tree
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help="AXLearn step directory, or a trainer directory.")]
 StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Step to take; default: latest committed.")]
@@ -25,6 +25,16 @@ JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=MAX_JOBS, help="Bl
 QkNormOption = Annotated[
     QkNorm, typer.Option("--qk-norm", help="Copy the q/k norm scales, or fit them to stock MaxText.")
 ]
+TreeOption = Annotated[
+    Tree | None, typer.Option("--tree", help="What becomes the parameters: AXLearn's, or their moving average.")
+]
+StateOption = Annotated[
+    bool, typer.Option("--state", help="Also the optimizer's moments, counts and step: the training goes on.")
+]
+OptimizerOption = Annotated[
+    str | None, typer.Option("--optimizer", metavar="NAME", help="With --state: adamw (default) or adam_pax.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="With --state: convert what cannot go on exactly.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change maxtext.yml.")]
 TokensOption = Annotated[
     str | None, typer.Option("--tokens", metavar="FILE", help="JSON lines of ids, or .npz; default: a built-in set.")

@@ -12,6 +12,7 @@ from converter.cli.options import (
     PatchedOption,
     StepOption,
     TokensOption,
+    TreeOption,
     WhatIfOption,
 )
 from converter.cli.output import fail_unless, progress, show, timed
@@ -32,6 +33,7 @@ def verify(
         str | None, typer.Option("--max-memory", metavar="SIZE", help="Budget: 1GiB, with --logits 4GiB.")
     ] = None,
     jobs: JobsOption = 2,
+    tree: TreeOption = None,
     compare_logits: Annotated[
         bool, typer.Option("--logits", help="Compare the models' logits instead of the bits.")
     ] = False,
@@ -56,6 +58,7 @@ def verify(
             destination,
             step=step,
             mapping=mapping,
+            tree=tree,
             dtype=dtype,
             sample=sample,
             max_memory=max_memory or "1GiB",
@@ -76,6 +79,7 @@ def verify(
         destination,
         step=step,
         mapping=mapping,
+        tree=tree,
         tokens=tokens,
         set=settings or [],
         norm_after_rope=norm_after_rope,

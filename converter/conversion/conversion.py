@@ -148,6 +148,8 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
+        "tree": plan.tree,
+        "state": {scalar.path: scalar.value for _, scalar in plan.scalars},
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
         "set": json.loads(json.dumps(plan.settings)),

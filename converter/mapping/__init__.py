@@ -26,10 +26,12 @@ from converter.mapping.table import (
     MappingTable,
     TensorRow,
 )
+from converter.mapping.trees import EMA, PARAMS, Tree, moved_row
 from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
     "COPY",
+    "EMA",
     "EXPERT_ROLES",
     "FITTED",
     "HEADS",
@@ -38,6 +40,7 @@ __all__ = [
     "LAYER_AXIS",
     "LAYER_FIELD",
     "MODEL",
+    "PARAMS",
     "PLAIN",
     "QK_NORM",
     "QUERY_SCALE",
@@ -56,6 +59,7 @@ __all__ = [
     "Scale",
     "Shape",
     "TensorRow",
+    "Tree",
     "ValueRule",
     "arithmetic_keys",
     "check_model",
@@ -71,6 +75,7 @@ __all__ = [
     "match_table",
     "matches",
     "model_config",
+    "moved_row",
     "parse_setting",
     "published_shapes",
     "source_arithmetic",

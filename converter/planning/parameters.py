@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from converter.axes import AxisMap, Branch, Product, product_size
-from converter.checkpoints import Target, check_pair, open_target, recorded_settings
+from converter.checkpoints import Made, Target, check_pair, open_target, recorded_settings, recorded_trees
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
@@ -30,7 +30,7 @@ from converter.mapping import (
     model_config,
     source_arithmetic,
 )
-from converter.planning.source import check_options, evident_options, open_source
+from converter.planning.source import check_options, chosen_tree, evident_options, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,7 @@ class ParameterRequest:
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       options: options of the mapping table that are on; a checkpoint shows by itself which those are.
+      tree: what becomes MaxText's parameters; None for the one that the checkpoint names, or AXLearn's parameters.
     """
 
     source: str | None = None
@@ -155,6 +156,7 @@ class ParameterRequest:
     step: int | None = None
     mapping: str | None = None
     options: frozenset[str] = frozenset()
+    tree: str | None = None
 
 
 def make_report(request: ParameterRequest) -> ParameterReport:
@@ -169,6 +171,8 @@ def make_report(request: ParameterRequest) -> ParameterReport:
     if request.source is None:
         if request.model is None:
             raise UsageError("params: expected SRC, or --model NAME")
+        if request.tree is not None:
+            raise UsageError("--tree chooses a tree of a checkpoint, and --model has none: give SRC")
         match, shapes = find_published(tables, request.model)
         if request.options:
             check_options([match.table], request.options)
@@ -176,20 +180,26 @@ def make_report(request: ParameterRequest) -> ParameterReport:
         return report(match, shapes, request.model)
     if request.destination is not None:
         check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
+    target = None if request.destination is None else open_target(request.destination)
+    made = Made() if target is None else recorded_trees(target.custom, target.root)
     source = open_source(
-        request.source, step=request.step, mapping=request.mapping, options=request.options, metadata_only=True
+        request.source,
+        step=request.step,
+        mapping=request.mapping,
+        options=request.options,
+        metadata_only=True,
+        tree=chosen_tree(request.tree, made, target.root if target is not None else ""),
     )
     match = source.match
     shapes = source.checkpoint.shapes
     if request.model is not None:
         check_model(match, find_published(tables, request.model)[0], request.model)
     title = f"{source.shown} (step {source.checkpoint.step})"
-    if request.destination is None:
+    if target is None:
         return report(match, shapes, title, notes=source.notes)
-    target = open_target(request.destination)
     evident = evident_options(match.table, target)
     if evident != request.options:
-        match = match_table(match.table, shapes, options=evident)
+        match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
     return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=source.notes)
 

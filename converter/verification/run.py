@@ -5,26 +5,32 @@ Everything that is wrong is collected, nothing stops at the first finding.
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
+    OPTIMIZERS,
+    STATE_PATH,
+    Made,
     Target,
     check_pair,
     open_target,
     orbax_problems,
     recorded_settings,
+    recorded_trees,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
-from converter.mapping import configure, match_table
+from converter.mapping import PARAMS, configure, match_table
 from converter.planning import (
     DEFAULT_MEMORY,
     Options,
     Plan,
     Source,
+    chosen_tree,
     evident_options,
     fitted_scales,
     make_plan,
@@ -50,6 +56,7 @@ class VerifyRequest:
       sample: the fraction of blocks to compare; None for all.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
+      tree: the tree that became the parameters; None for the one that the checkpoint names.
     """
 
     source: str
@@ -60,6 +67,7 @@ class VerifyRequest:
     dtype: str | None = None
     sample: float | None = None
     max_memory: int = DEFAULT_MEMORY
+    tree: str | None = None
     jobs: int = 2
 
 
@@ -79,9 +87,17 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         raise UsageError(f"--sample {request.sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
     target = open_target(request.destination)
-    source = _open_source(request, target)
+    made = recorded_trees(target.custom, target.root)
+    source = _open_source(request, target, made)
     configuration = configure(source.match, recorded=recorded_settings(target.custom))
-    options = Options(table=source.match.options, max_memory=request.max_memory, rewrite=True)
+    options = Options(
+        table=source.match.options,
+        max_memory=request.max_memory,
+        rewrite=True,
+        tree=source.tree.name,
+        state=source.state is not None,
+        optimizer=made.optimizer if source.state is not None else None,
+    )
     plan = make_plan(source, options, configuration, jobs=request.jobs)
     fitted = fitted_scales(source, plan.config)
     coverage = _open_leaves(plan, target, request.dtype)
@@ -93,6 +109,7 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, request.max_memory)
     findings = [*coverage.findings, *_value_findings(values, doctor)]
+    findings += _structure_findings(plan, target)
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
     config, config_notes = config_findings(target, plan.config, source.match.table)
     findings += config
@@ -110,21 +127,57 @@ def verify(request: VerifyRequest, progress: Progress) -> Verification:
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=request.sample,
         findings=tuple(findings),
-        notes=(*source.notes, *_fit_notes(fitted), *coverage.notes, *config_notes),
+        notes=(*source.notes, *_tree_notes(plan, made), *_fit_notes(fitted), *coverage.notes, *config_notes),
         cast=_cast_report(request.dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def _open_source(request: VerifyRequest, target: Target) -> Source:
-    """The source, matched with the options that the checkpoint was evidently made with."""
-    source = open_source(request.source, step=request.step, mapping=request.mapping)
+def _open_source(request: VerifyRequest, target: Target, made: Made) -> Source:
+    """The source, matched with the options, and with the trees, that the checkpoint was evidently made with."""
+    source = open_source(
+        request.source,
+        step=request.step,
+        mapping=request.mapping,
+        tree=chosen_tree(request.tree, made, target.root),
+        optimizer=OPTIMIZERS.get(made.optimizer),
+        force=True,  # what was converted is looked at as it is
+    )
     table = source.match.table
     options = evident_options(table, target)
     if not options:
         return source
-    return dataclasses.replace(source, match=match_table(table, source.checkpoint.shapes, options=options))
+    match = match_table(table, source.checkpoint.shapes, options=options, prefix=source.match.prefix)
+    return dataclasses.replace(source, match=match)
+
+
+def _tree_notes(plan: Plan, made: Made) -> tuple[str, ...]:
+    """A note where the parameters are not AXLearn's own, and where a training state cannot be looked at."""
+    notes = (
+        [f"made with --tree {plan.tree}: compared with AXLearn's {plan.trees[0].source}"] if plan.tree != PARAMS else []
+    )
+    if made.optimizer and plan.state is None:
+        notes.append(f"made with a state of {made.optimizer!r}, which this version does not know: it was not compared")
+    return tuple(notes)
+
+
+def _structure_findings(plan: Plan, target: Target) -> list[Finding]:
+    """What MaxText restores a state into beside its arrays: lists, and nodes that hold nothing."""
+    if plan.state is None:
+        return []
+    optimizer, findings = plan.state.optimizer, []
+    for path in optimizer.lists:
+        if path not in target.lists:
+            findings.append(Finding("coverage", path, f"expected a list, as the state of {optimizer.name} has"))
+    for path in optimizer.empty:
+        if path not in target.empty:
+            findings.append(Finding("coverage", path, f"expected None, as the state of {optimizer.name} has"))
+    expected = plan.step_directory
+    if target.step is not None and target.step != expected:
+        text = f"is step {target.step}, expected {expected}: MaxText would skip a save, or name it wrongly"
+        findings.append(Finding("coverage", os.path.basename(target.step_directory), text))
+    return findings
 
 
 def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:
@@ -150,12 +203,13 @@ class _Coverage:
 
 def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
     expected = {leaf.path: leaf for leaf in plan.leaves}
-    weights = _weights_prefix(plan)
+    scalars = {leaf.path for leaf, _ in plan.scalars}
+    owned = (_weights_prefix(plan), *((f"{STATE_PATH}/",) if plan.state is not None else ()))
     arrays: dict[str, OpenArray] = {}
     findings: list[Finding] = []
     notes: list[str] = []
     for path in target.keys:
-        if path not in expected and path.startswith(weights):
+        if path not in expected and path.startswith(owned):
             findings.append(Finding("coverage", path, "extra leaf: no source tensor maps to it"))
         elif path not in expected:
             notes.append(f"{path}: not compared: not a weight")
@@ -172,9 +226,9 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
         if array.shape != leaf.shape:
             text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
             findings.append(Finding("shape", path, text))
-        elif array.dtype != (dtype or leaf.dtype):
-            hint = "" if dtype else f"; if it was cast, pass --dtype {array.dtype}"
-            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
+        elif array.dtype != (wanted := leaf.dtype if path in scalars else dtype or leaf.dtype):
+            hint = "" if dtype or path in scalars else f"; if it was cast, pass --dtype {array.dtype}"
+            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {wanted}{hint}"))
         else:
             arrays[path] = opened
     return _Coverage(arrays, tuple(findings), tuple(notes))
@@ -221,7 +275,10 @@ def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Find
 def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> CastReport | None:
     """The errors of the cast; None where no compared leaf was cast."""
     sources = {leaf.path: leaf.dtype for leaf in plan.leaves}
-    cast = [comparison for path, comparison in values.comparisons.items() if sources[path] != dtype]
+    scalars = {leaf.path for leaf, _ in plan.scalars}
+    cast = [
+        comparison for path, comparison in values.comparisons.items() if path not in scalars and sources[path] != dtype
+    ]
     if dtype is None or not cast:
         return None
     return CastReport(
@@ -233,8 +290,8 @@ def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> Cast
 
 
 def _weights_prefix(plan: Plan) -> str:
-    """The path below which leaves are weights: what all planned leaves have in common."""
-    parts = [leaf.path.split("/")[:-1] for leaf in plan.leaves]
+    """The path below which leaves are weights: what all planned leaves of parameters have in common."""
+    parts = [leaf.path.split("/")[:-1] for task in plan.parameter_tasks for leaf in task.leaves]
     common: list[str] = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:
