@@ -145,8 +145,8 @@ def plan(
 
     Args:
       source: an AXLearn step directory, or a trainer directory.
-      step, mapping, untie, option, max_memory, jobs, store, rewrite, link, set, tree, state, optimizer, force, qk_norm: as in
-        `convert`.
+      step, mapping, untie, option, max_memory, jobs, store, rewrite, link, set, tree, state, optimizer, force, qk_norm:
+        as in `convert`.
       metadata_only: chunk files are absent; `index` and the `.zarray` files are enough.
 
     Raises:

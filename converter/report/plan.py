@@ -1,5 +1,6 @@
 """Tables of a plan or a result. Holds no decisions."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from converter.checkpoints import CONFIG_NAME
+from converter.mapping import PARAMS
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.layout import Column, Row, print_rows
 from converter.words import format_size, option_flag, printable
@@ -37,11 +39,12 @@ def print_plan(plan: Plan, console: Console) -> None:
     """The leaves as a table, grouped by layer, then the totals."""
     rows: list[Row] = []
     place = ""
-    for task in plan.tasks:
+    for task in plan.parameter_tasks:
         if task.source_place != place:
             place = task.source_place
             rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
         rows += _plan_rows(task)
+    rows += _state_rows(plan)
     console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'", soft_wrap=True)
     print_rows(console, PLAN_COLUMNS, rows)
     console.print()
@@ -51,13 +54,16 @@ def print_plan(plan: Plan, console: Console) -> None:
 def print_totals(plan: Plan, console: Console) -> None:
     """Parameters on both sides, bytes, memory, and what is left behind."""
     totals = plan.totals
-    sources = sum(len(task.sources) for task in plan.tasks if not task.extra)
+    tasks = plan.parameter_tasks
+    sources = sum(len(task.sources) for task in tasks if not task.extra)
+    targets = sum(len(task.leaves) for task in tasks)
     rows = [
         ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
         ("difference", f"{totals.difference:,}" + (
             f" (and {totals.added_parameters:,} added by {_adders(plan)})" if totals.added_parameters else ""
         )),
-        ("leaves", f"{sources} in AXLearn, {len(plan.leaves)} in MaxText"),
+        ("leaves", f"{sources} in AXLearn, {targets} in MaxText"),
+        *_state_totals(plan),
         ("bytes", f"{format_size(totals.read_bytes)} to read, {format_size(totals.write_bytes)} to write" + (
             f", {format_size(totals.stored_bytes)} compressed" if totals.stored_bytes else " (before compression)"
         )),
@@ -71,6 +77,43 @@ def print_totals(plan: Plan, console: Console) -> None:
     rows += [("note", printable(note)) for note in plan.notes]
     for name, text in rows:
         console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def _state_rows(plan: Plan) -> list[Row]:
+    """The training state, which repeats the rows of the parameters: a line for each moment, and one for each number."""
+    rows: list[Row] = []
+    if plan.state is None:
+        return rows
+    for tree in plan.trees[1:]:
+        tasks = [task for task in plan.tasks if task.tree == tree.name]
+        size = sum(leaf.bytes for task in tasks for leaf in task.leaves)
+        rows.append(Row((f"{tree.source}/", "", f"{tree.target}/"), heading=True))
+        cells = (f"{sum(len(task.sources) for task in tasks if not task.extra)} tensors", "as the parameters")
+        leaves = f"{sum(len(task.leaves) for task in tasks)} leaves"
+        rows.append(Row((*cells, leaves, "", "", _routes_text(tasks), format_size(size)), indent=2))
+    for leaf, scalar in plan.scalars:
+        cells = ("", "", leaf.path, shape_text(leaf.shape), leaf.dtype, f"{scalar.meaning}: {scalar.value}")
+        rows.append(Row((*cells, format_size(leaf.bytes))))
+    return rows
+
+
+def _routes_text(tasks: Sequence[Task]) -> str:
+    """How many tasks take each route."""
+    counts = Counter(task.route for task in tasks)
+    return ", ".join(f"{count} {route}" for route, count in counts.items())
+
+
+def _state_totals(plan: Plan) -> list[tuple[str, str]]:
+    """What is said of the training state beside the parameters."""
+    if plan.state is None:
+        return [("tree", f"{plan.tree} ({plan.trees[0].source})")] if plan.tree != PARAMS else []
+    names = " and ".join(tree.name for tree in plan.trees[1:])
+    counts = ", ".join(f"{scalar.meaning} {scalar.value}" for _, scalar in plan.scalars)
+    size = format_size(plan.totals.state_bytes)
+    return [
+        ("state", f"{plan.state.optimizer.name}: {names} of every parameter, {size}; {counts}"),
+        ("directory", f"{plan.step_directory}/items: MaxText goes on with step {plan.state.step}"),
+    ]
 
 
 def _adders(plan: Plan) -> str:

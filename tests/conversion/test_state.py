@@ -1,16 +1,22 @@
 """The training state: moments, counts and the step, against a state that was put together by hand for MaxText."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from converter.choices import STORES
+from converter.errors import Ax2mtError, DestinationError, SourceError, UsageError
 from tests.conftest import DATA
 from tests.helpers.compare import assert_same_leaves
 from tests.helpers.conversion import run
+from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
+from tests.helpers.training_state import COUNTS, PLAIN_CHAIN, expected_state, trained_tensors, write_trained
 
 GOLDEN = DATA / "training" / "micro-envy"
 SOURCE = GOLDEN / "axlearn"
@@ -55,3 +61,198 @@ def test_parameters_alone_are_converted_as_before(tmp_path: Path, newest_orbax: 
     state = newest_orbax.restore(GOLDEN / "maxtext", step=STEP, plain=False)
     parameters = {path: values for path, values in state.items() if path.startswith("params/")}
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), parameters)
+
+
+@pytest.mark.parametrize(
+    ("base", "counts"),
+    [
+        ("learner/optimizer/1/0", ("learner/optimizer/1/1/count", "learner/optimizer/1/3/count")),
+        ("learner/optimizer/0", ()),
+        ("learner/all/optimizer/2/0/0", ("learner/all/optimizer/2/4/count",)),
+    ],
+    ids=["without mup", "another chain", "CompositeLearner"],
+)
+def test_state_is_found_wherever_it_is(
+    base: str, counts: tuple[str, ...], tmp_path: Path, newest_orbax: Restorer
+) -> None:
+    tensors = trained_tensors(base=base, counts=counts)
+    run(write_trained(tmp_path / "step_00000100", tensors), tmp_path / "out", state=True)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out", step=99), expected_state(tensors, base=base))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_moments_keep_the_dtype_of_their_parameters(dtype: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = trained_tensors(dtype=dtype)
+    run(write_trained(tmp_path / "step_00000100", tensors), tmp_path / "out", state=True)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out", step=99), expected_state(tensors))
+
+
+@pytest.mark.parametrize(("step", "directory"), [(0, 0), (1, 0), (2, 1)])
+def test_directory_is_the_last_step_counted_from_zero(
+    step: int, directory: int, tmp_path: Path, newest_orbax: Restorer
+) -> None:
+    tensors = trained_tensors(step=step)
+    source = write_trained(tmp_path / f"step_{step:08}", tensors, step=step)
+    run(source, tmp_path / "out", state=True)
+    found = newest_orbax.restore(tmp_path / "out", step=directory)
+    assert [int(found[path]) for path in ("step", "opt_state/0/count", "opt_state/2/count")] == [step, step, step + 1]
+
+
+Change = Callable[[dict[str, np.ndarray]], None]
+MU = f"{PLAIN_CHAIN}/mu/decoder/output_norm/scale"
+NU = f"{PLAIN_CHAIN}/nu/decoder/output_norm/scale"
+
+
+def without(*names: str) -> Change:
+    """Removes all tensors below these nodes."""
+
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for path in [path for path in tensors if path.startswith(names)]:
+            del tensors[path]
+
+    return change
+
+
+def renamed(old: str, new: str) -> Change:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for path in [path for path in tensors if path.startswith(old)]:
+            tensors[new + path.removeprefix(old)] = tensors.pop(path)
+
+    return change
+
+
+def put(path: str, values: np.ndarray) -> Change:
+    return lambda tensors: tensors.update({path: values})
+
+
+def second_optimizer(tensors: dict[str, np.ndarray]) -> None:
+    for path in [path for path in tensors if path.startswith("learner/")]:
+        tensors[path.replace("learner/", "learner/second/")] = tensors[path]
+
+
+def sgd(tensors: dict[str, np.ndarray]) -> None:
+    renamed(f"{PLAIN_CHAIN}/mu", "learner/optimizer/0/trace")(tensors)
+    without(f"{PLAIN_CHAIN}/nu")(tensors)
+
+
+def adafactor(tensors: dict[str, np.ndarray]) -> None:
+    without("learner/")(tensors)
+    tensors["learner/optimizer/0/v_row/decoder/output_norm/scale"] = np.zeros(1, np.float32)
+    tensors["learner/optimizer/0/count"] = np.array(100, np.int32)
+
+
+REFUSED: dict[str, tuple[Change, int, str]] = {
+    "no learner": (without("learner/"), 3, "found the parameters alone"),
+    "counts alone": (without(f"{PLAIN_CHAIN}/mu", f"{PLAIN_CHAIN}/nu"), 3, "found learner/optimizer/1/0/count"),
+    "momentum": (without(f"{PLAIN_CHAIN}/nu"), 3, "found learner/optimizer/1/0/mu but no learner/optimizer/1/0/nu"),
+    "no mu": (without(f"{PLAIN_CHAIN}/mu"), 3, "found learner/optimizer/1/0/nu but no learner/optimizer/1/0/mu"),
+    "trace": (sgd, 3, "found learner/optimizer/0/trace (23 of 23 parameters)"),
+    "adafactor": (adafactor, 3, "found learner/optimizer/0/v_row (1 of"),
+    "a moment leaf": (without(NU), 3, f"the first is {NU}"),
+    "Adam's count": (without(f"{PLAIN_CHAIN}/count"), 3, f"{PLAIN_CHAIN}/count is missing"),
+    "another shape": (put(MU, np.zeros(5, np.float32)), 3, f"{MU} has the shape [5], its parameter [12]"),
+    "another dtype": (put(MU, np.zeros(12, ml_dtypes.bfloat16)), 4, f"{MU}: bfloat16, expected float32"),
+    "a moment too many": (
+        put(f"{PLAIN_CHAIN}/mu/decoder/extra", np.zeros(3, np.float32)),
+        4,
+        f"{PLAIN_CHAIN}/mu/decoder/extra is a moment of no parameter",
+    ),
+    "two optimizers": (second_optimizer, 4, "learner/optimizer/1/0, learner/second/optimizer/1/0"),
+    "Adam's count differs": (
+        put(f"{PLAIN_CHAIN}/count", np.array(99, np.int32)),
+        3,
+        "the step is 100, but learner/optimizer/1/0/count is 99",
+    ),
+    "the schedule's count differs": (
+        put(COUNTS[1], np.array(7, np.int32)),
+        3,
+        f"the step is 100, but {COUNTS[1]} is 7",
+    ),
+    "a count of no kind": (put(COUNTS[0], np.zeros(2, np.float32)), 3, f"{COUNTS[0]} is float32[2], no count"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_what_is_not_a_whole_state_of_adam(name: str, tmp_path: Path) -> None:
+    change, code, text = REFUSED[name]
+    tensors = trained_tensors()
+    change(tensors)
+    source = write_trained(tmp_path / "step_00000100", tensors)
+    with pytest.raises(Ax2mtError) as caught:
+        run(source, tmp_path / "out", state=True)
+    assert caught.value.exit_code == code
+    assert text in caught.value.message
+    assert not (tmp_path / "out").exists()
+    run(source, tmp_path / "out")  # the parameters are there all the same
+
+
+def test_refuses_a_state_without_its_step(tmp_path: Path) -> None:
+    source = write_trained(tmp_path / "step_00000100", trained_tensors())
+    index = source / "index"
+    index.write_text(json.dumps([entry for entry in json.loads(index.read_text()) if entry[0] != "step"]))
+    with pytest.raises(SourceError, match="--state needs the step"):
+        run(source, tmp_path / "out", state=True)
+
+
+@pytest.mark.parametrize("damaged", [MU, NU, COUNTS[0]])
+def test_missing_chunks_of_the_state_are_found_first(damaged: str, tmp_path: Path) -> None:
+    source = write_trained(tmp_path / "step_00000100", trained_tensors())
+    for chunk in (source / "gda" / damaged).glob("[0-9]*"):
+        chunk.unlink()
+    with pytest.raises(SourceError) as caught:
+        run(source, tmp_path / "out", state=True)
+    assert damaged in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"untie": True}, {"qk_norm": "fit"}], ids=["untie", "fit"])
+def test_copies_and_fits_contradict_the_state(options: dict[str, Any], tmp_path: Path) -> None:
+    source = write_trained(tmp_path / "step_00000100", trained_tensors())
+    with pytest.raises(UsageError, match=r"would not go on exactly.*--force"):
+        run(source, tmp_path / "out", state=True, **options)
+    done = run(source, tmp_path / "out", state=True, force=True, **options)
+    assert any("--force" in note for note in done.plan.notes)
+
+
+def test_forced_copies_have_the_moments_of_their_tensor(tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = trained_tensors()
+    run(write_trained(tmp_path / "step_00000100", tensors), tmp_path / "out", state=True, force=True, untie=True)
+    found = newest_orbax.restore(tmp_path / "out", step=99)
+    for name in ("mu", "nu"):
+        expected = tensors[f"{PLAIN_CHAIN}/{name}/decoder/emb/token_emb/weight"].T
+        assert np.array_equal(found[f"opt_state/0/{name}/params/decoder/logits_dense/kernel"], expected)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_adam_pax_has_corrected_moments_and_one_count(store: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+    tensors = trained_tensors(step=3)
+    source = write_trained(tmp_path / "step_00000003", tensors, step=3)
+    run(source, tmp_path / "out", state=True, optimizer="adam_pax", store=store)
+    found = newest_orbax.restore(tmp_path / "out", step=2)
+    expected = expected_state(tensors, step=3)
+    for path, values in found.items():
+        if path.startswith("opt_state/") and path != "opt_state/count":
+            name = path.split("/")[1]
+            plain = expected[path.replace("opt_state/", "opt_state/0/")].astype(np.float64)
+            beta = {"mu": 0.9, "nu": 0.95}[name]
+            assert np.array_equal(values, (plain * (1 / (1 - beta**3))).astype(np.float32)), path
+    assert (int(found["step"]), int(found["opt_state/count"])) == (3, 3)
+    assert len(found) == len(expected) - 1
+    kinds = {
+        part["key_type"] for entry in tree_metadata(tmp_path / "out", 2).values() for part in entry["key_metadata"]
+    }
+    assert kinds == {2}, "a dictionary everywhere"
+
+
+def test_resumes_with_the_state(tmp_path: Path, newest_orbax: Restorer, faulty: FaultyStorage) -> None:
+    tensors = trained_tensors()
+    source = write_trained(tmp_path / "step_00000100", tensors)
+    faulty.fail("create", r"opt_state\.0\.nu", nth=9)
+    with pytest.raises(DestinationError, match="Input/output error"):
+        run(source, tmp_path / "out", state=True)
+    faulty.heal()
+    with pytest.raises(DestinationError, match="differs from this one"):
+        run(source, tmp_path / "out")  # without the state it is another conversion
+    done = run(source, tmp_path / "out", state=True)
+    assert done.resumed
+    assert done.written.counts.kept
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out", step=99), expected_state(tensors))
