@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import ml_dtypes
 import numpy as np
 import pytest
 
 from converter.choices import STORES
 from converter.errors import Ax2mtError, DestinationError, SourceError, UsageError
-from tests.conftest import DATA
+from converter.report.documents import DOCUMENTS
+from tests.conftest import DATA, Cli
 from tests.helpers.compare import assert_same_leaves
 from tests.helpers.conversion import run
 from tests.helpers.faulty_storage import FaultyStorage
@@ -20,6 +22,7 @@ from tests.helpers.training_state import COUNTS, PLAIN_CHAIN, expected_state, tr
 
 GOLDEN = DATA / "training" / "micro-envy"
 SOURCE = GOLDEN / "axlearn"
+MAPPINGS = Path(__file__).parents[2] / "mappings"
 STEP = 19
 """The directory of a state after 20 updates."""
 
@@ -256,3 +259,89 @@ def test_resumes_with_the_state(tmp_path: Path, newest_orbax: Restorer, faulty: 
     assert done.resumed
     assert done.written.counts.kept
     assert_same_leaves(newest_orbax.restore(tmp_path / "out", step=99), expected_state(tensors))
+
+
+def test_a_scaled_row_scales_its_moments_the_other_way(tmp_path: Path, newest_orbax: Restorer) -> None:
+    table = (MAPPINGS / "envy.toml").read_text()
+    marked = 'axlearn = "decoder/output_norm/scale"\n'
+    assert table.count(marked) == 1
+    own = tmp_path / "own.toml"
+    own.write_text(table.replace(marked, f"{marked}scale = 4.0\n"))
+    tensors = trained_tensors()
+    source = write_trained(tmp_path / "step_00000100", tensors)
+    with pytest.raises(UsageError, match="scaled, but not the size of their updates"):
+        run(source, tmp_path / "out", state=True, mapping=str(own))
+    run(source, tmp_path / "out", state=True, force=True, mapping=str(own))
+    found, plain = newest_orbax.restore(tmp_path / "out", step=99), expected_state(tensors)
+    factors = {"params/params": 4.0, "opt_state/0/mu/params": 1 / 4, "opt_state/0/nu/params": 1 / 16}
+    scaled = {f"{tree}/decoder/decoder_norm/scale": factor for tree, factor in factors.items()}
+    assert_same_leaves(
+        found,
+        {
+            path: (values * scaled[path]).astype(values.dtype) if path in scaled else values
+            for path, values in plain.items()
+        },
+    )
+
+
+PAIRS: dict[str, tuple[tuple[str, ...], str]] = {
+    "average and state": (("--tree", "ema", "--state"), "--tree ema converts others"),
+    "optimizer alone": (("--optimizer", "adamw"), "add --state"),
+    "force alone": (("--force",), "add --state, or drop --force"),
+    "sgd": (("--state", "--optimizer", "sgd"), "keeps no moments"),
+    "spikes": (("--state", "--optimizer", "skip_step_on_spikes"), "history of losses"),
+    "muon": (("--state", "--optimizer", "muon"), "another momentum"),
+    "unknown": (("--state", "--optimizer", "lion"), "--optimizer lion: expected one of adamw, adam_pax"),
+    "untie": (("--state", "--untie"), "--untie adds a copy of a trained tensor"),
+    "fit": (("--state", "--qk-norm", "fit"), "--qk-norm fit writes other values"),
+}
+
+
+@pytest.mark.parametrize("command", ["convert", "plan"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_options_that_contradict_each_other(pair: str, command: str, tmp_path: Path, in_process: Cli) -> None:
+    options, text = PAIRS[pair]
+    target = [tmp_path / "out"] if command == "convert" else []
+    done = in_process(command, SOURCE, *target, *options)
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--check",), ("--rewrite", "--store", "zarr2"), ("--link", "--store", "ocdbt"), ("--step", "20"),
+        ("--max-memory", "20MiB", "--jobs", "1"), ("--require-exact",), ("--mapping", MAPPINGS / "envy.toml"),
+        ("--untie", "--force"), ("--qk-norm", "fit", "--force"), ("--set", "rope_max_timescale=10000"),
+    ],
+    ids=lambda options: options[0],
+)  # fmt: skip
+def test_options_that_go_with_the_state(options: tuple[str, ...], tmp_path: Path, in_process: Cli) -> None:
+    done = in_process("convert", SOURCE, tmp_path / "out", "--state", "--json", *options)
+    assert done.code == 0, done.out
+    jsonschema.validate(done.document, DOCUMENTS["convert"].schema)
+    assert [tree["name"] for tree in done.document["trees"]] == ["params", "mu", "nu"]
+    assert done.document["state"]["step"] == 20
+    assert done.document["directory"] == "19/items"
+    mapping = options if options[0] == "--mapping" else ()
+    assert in_process("verify", SOURCE, tmp_path / "out", *mapping, "-q").code == 0
+
+
+def test_overwrite_and_fresh_with_the_state(tmp_path: Path, in_process: Cli) -> None:
+    for options in ((), ("--state", "--overwrite"), ("--state", "--overwrite", "--fresh"), ("--overwrite",)):
+        done = in_process("convert", SOURCE, tmp_path / "out", "-q", *options)
+        assert done.code == 0, done.err
+        steps = [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()]
+        assert steps == (["19"] if "--state" in options else ["0"])
+
+
+def test_metadata_alone_is_enough_for_the_plan(tmp_path: Path, in_process: Cli) -> None:
+    source = write_trained(tmp_path / "step_00000100", trained_tensors())
+    for file in list((source / "gda").rglob("*")):
+        if file.is_file() and file.name != ".zarray":
+            file.unlink()
+    done = in_process("plan", source, "--state", "--metadata-only", "--json")
+    assert done.code == 0, done.out
+    jsonschema.validate(done.document, DOCUMENTS["plan"].schema)
+    assert done.document["state"]["scalars"][-1]["value"] == 101
