@@ -8,11 +8,11 @@ from converter import api
 from converter.choices import DEFAULT_KL, CastDtype
 from converter.cli.options import (
     JobsOption,
+    MadeTreeOption,
     MappingOption,
     PatchedOption,
     StepOption,
     TokensOption,
-    TreeOption,
     WhatIfOption,
 )
 from converter.cli.output import fail_unless, progress, show, timed
@@ -33,7 +33,7 @@ def verify(
         str | None, typer.Option("--max-memory", metavar="SIZE", help="Budget: 1GiB, with --logits 4GiB.")
     ] = None,
     jobs: JobsOption = 2,
-    tree: TreeOption = None,
+    tree: MadeTreeOption = None,
     compare_logits: Annotated[
         bool, typer.Option("--logits", help="Compare the models' logits instead of the bits.")
     ] = False,
