@@ -29,7 +29,7 @@ TreeOption = Annotated[
     Tree, typer.Option("--tree", help="What becomes the parameters: AXLearn's, or their moving average.")
 ]
 MadeTreeOption = Annotated[
-    Tree, typer.Option("--tree", help="The tree that became the parameters; default: what DST says, or params.")
+    Tree | None, typer.Option("--tree", help="The tree that became the parameters; default: what DST says, or params.")
 ]
 StateOption = Annotated[
     bool, typer.Option("--state", help="Also the optimizer's moments, counts and step: the training goes on.")

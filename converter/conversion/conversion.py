@@ -131,7 +131,8 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
         check=request.check,
     )
     if request.require_exact:
-        _check_exact(conversion.mismatches, fitted=bool(computed))
+        # Fitted scales are not those that the moments belong to.
+        _check_exact(conversion.mismatches, fit_helps=not computed and plan.state is None)
     return conversion
 
 
@@ -156,7 +157,7 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
+def _check_exact(mismatches: Sequence[PairMismatch], *, fit_helps: bool) -> None:
     """Refuses weights with which stock MaxText computes another function.
 
     Raises:
@@ -164,7 +165,7 @@ def _check_exact(mismatches: Sequence[PairMismatch], *, fitted: bool) -> None:
     """
     found = [entry for entry in mismatches if not entry.exact]
     if found:
-        fit = not fitted and all(entry.separable for entry in found)
+        fit = fit_helps and all(entry.separable for entry in found)
         advice = "--qk-norm fit makes it exact" if fit else "drop --require-exact to convert all the same"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "

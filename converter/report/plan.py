@@ -154,7 +154,7 @@ def print_result(result: "Result", console: Console) -> None:
     console.print()
     if any(not entry.exact for entry in result.mismatches):
         print_mismatches(result.mismatches, console)
-    for line in fidelity_lines(result.mismatches, tied=plan.tied, fitted=plan.fitted):
+    for line in fidelity_lines(result.mismatches, tied=plan.tied, fitted=plan.fitted, state=plan.state is not None):
         console.print(line, soft_wrap=True)
     console.print()
     _print_commands(result, console)
@@ -210,15 +210,17 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     console.print(table)
 
 
-def _scale_advice(unequal: Sequence[PairMismatch], *, fitted: bool) -> str:
+def _scale_advice(unequal: Sequence[PairMismatch], *, fitted: bool, state: bool) -> str:
     if fitted:
         return "--qk-norm fit: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+    if state:
+        return "`python -m converter.maxtext_patch` makes MaxText exact with these."
     if all(entry.separable for entry in unequal):
         return "Their products are equal: --qk-norm fit makes stock MaxText exact, up to the scales' rounding."
     return "--qk-norm fit comes closer; `python -m converter.maxtext_patch` makes MaxText exact with these."
 
 
-def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: bool) -> list[str]:
+def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: bool, state: bool = False) -> list[str]:
     """What MaxText computes from these weights, in words."""
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
@@ -227,7 +229,7 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: 
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
             f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
         )
-        lines.append(_scale_advice(unequal, fitted=fitted))
+        lines.append(_scale_advice(unequal, fitted=fitted, state=state))
     elif fitted and any(entry.query or entry.key for entry in mismatches):
         lines.append(
             f"--qk-norm fit: the products of the q/k norm scales of all {len(mismatches)} layers are equal inside each "
@@ -240,8 +242,8 @@ def fidelity_lines(mismatches: tuple[PairMismatch, ...], *, tied: bool, fitted: 
         )
     if tied:
         lines.append(
-            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread); "
-            "--untie makes them exact."
+            "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread)"
+            + ("." if state else "; --untie makes them exact.")
         )
     return lines
 
