@@ -27,6 +27,7 @@ from converter.forward.weights import Weights
 from converter.json_text import json_values
 from converter.location import check_readable, locate
 from converter.mapping import (
+    PARAMS,
     QUERY_SCALE,
     MappingTable,
     arithmetic_keys,
@@ -104,6 +105,7 @@ def open_model(
     settings: Sequence[str] = (),
     recorded: Mapping[str, Any] | None = None,
     norm_after_rope: bool = False,
+    tree: str | None = None,
 ) -> Model:
     """Opens a checkpoint of either kind with the arithmetic that belongs to it.
 
@@ -114,6 +116,7 @@ def open_model(
       settings: `KEY=VALUE` changes of the MaxText configuration; for AXLearn of the facts that no tensor shows.
       recorded: keys that were set when an AXLearn checkpoint was converted.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
+      tree: the AXLearn tree that is computed with; None for the parameters.
 
     Raises:
       UsageError: MaxText's options were given for an AXLearn checkpoint, or the other way round.
@@ -125,8 +128,10 @@ def open_model(
     if has_items(place.path):
         if step is not None:
             raise UsageError(f"{path} is a MaxText checkpoint; --step is for AXLearn's, name the step's directory")
+        if tree is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint, whose parameters are one tree; --tree is for AXLearn's")
         return _maxtext_model(path, mapping, settings, norm_after_rope)
-    source = open_source(path, step=step, mapping=mapping)
+    source = open_source(path, step=step, mapping=mapping, tree=tree or PARAMS)
     if norm_after_rope:
         raise UsageError(f"{path} is an AXLearn checkpoint; --norm-after-rope is for MaxText checkpoints")
     weights, table = axlearn_weights(source), source.match.table

@@ -8,7 +8,7 @@ from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join
 from converter.mapping.patches import needed_patches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
-from converter.mapping.schedule import schedule_count
+from converter.mapping.schedule import SAME, schedule_count, schedule_form
 from converter.mapping.settings import (
     Arithmetic,
     Configuration,
@@ -31,11 +31,13 @@ from converter.mapping.table import (
     MappingTable,
     TensorRow,
 )
+from converter.mapping.trees import EMA, PARAMS, Tree, moved_row
 from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
     "BOUNDS",
     "COPY",
+    "EMA",
     "EXPERT_ROLES",
     "FITTED",
     "HEADS",
@@ -44,11 +46,13 @@ __all__ = [
     "LAYER_AXIS",
     "LAYER_FIELD",
     "MODEL",
+    "PARAMS",
     "PLAIN",
     "QK_NORM",
     "QUERY_SCALE",
     "RANKS",
     "ROTATED",
+    "SAME",
     "TRAINER_CONFIG",
     "TRAINING",
     "Arithmetic",
@@ -66,6 +70,7 @@ __all__ = [
     "Shape",
     "TensorRow",
     "TrainedLearner",
+    "Tree",
     "ValueRule",
     "arithmetic_keys",
     "check_model",
@@ -83,10 +88,12 @@ __all__ = [
     "match_table",
     "matches",
     "model_config",
+    "moved_row",
     "needed_patches",
     "parse_setting",
     "published_shapes",
     "schedule_count",
+    "schedule_form",
     "source_arithmetic",
     "training_keys",
 ]

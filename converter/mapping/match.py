@@ -61,6 +61,8 @@ class Match:
       kinds: kinds of layers that the model has.
       options: the options that were on.
       target_layout: name of the target's layer layout.
+      prefix: what stands before the path of every source tensor that is converted; the table's own where the
+        parameters themselves are.
     """
 
     table: MappingTable
@@ -72,6 +74,7 @@ class Match:
     kinds: frozenset[str]
     options: frozenset[str]
     target_layout: str
+    prefix: str
 
     def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
         """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
@@ -87,7 +90,12 @@ class Match:
 
 
 def match_table(
-    table: MappingTable, shapes: Mapping[str, Shape], *, options: Collection[str] = (), target_layout: str = "scanned"
+    table: MappingTable,
+    shapes: Mapping[str, Shape],
+    *,
+    options: Collection[str] = (),
+    target_layout: str = "scanned",
+    prefix: str | None = None,
 ) -> Match:
     """Matches a table with a checkpoint's tensors.
 
@@ -96,11 +104,13 @@ def match_table(
       shapes: path to shape of every tensor in the checkpoint.
       options: names of the options whose rows are wanted.
       target_layout: the layer layout to produce.
+      prefix: where another tree of the parameters' shape is, which is converted in their place; None for the table's
+        own prefix.
 
     Raises:
       MappingError: the table does not cover the checkpoint, or sizes contradict; `details` lists all findings.
     """
-    rows, problems = _Matcher(table, shapes, options, target_layout).match()
+    rows, problems = _Matcher(table, shapes, options, target_layout, prefix).match()
     if problems:
         raise MappingError(f"mapping '{table.name}' does not fit the checkpoint", shorten(problems))
     return rows
@@ -137,12 +147,18 @@ def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], op
 
 class _Matcher:
     def __init__(
-        self, table: MappingTable, shapes: Mapping[str, Shape], options: Collection[str], target_layout: str
+        self,
+        table: MappingTable,
+        shapes: Mapping[str, Shape],
+        options: Collection[str],
+        target_layout: str,
+        prefix: str | None,
     ) -> None:
         self.table = table
         self.shapes = shapes
         self.options = frozenset(options)
         self.target_layout = target_layout
+        self.prefix = table.axlearn.prefix if prefix is None else prefix
         self.problems: list[str] = []
         self.kinds: set[str] = set()
 
@@ -162,7 +178,7 @@ class _Matcher:
         match = Match(
             self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
             tuple(dict.fromkeys(drop.note for drop in dropped.values() if drop.note)), sizes, max(blocks, 1),
-            frozenset(self.kinds), self.options, self.target_layout,
+            frozenset(self.kinds), self.options, self.target_layout, self.prefix,
         )  # fmt: skip
         return match, self.problems
 
@@ -170,7 +186,7 @@ class _Matcher:
         """The source layout in which layers are found; they cannot be mixed."""
         found = [layout for layout in self.table.axlearn.layers if self._found_blocks(layout)]
         if self.table.axlearn.layers and not found:
-            looked = " or ".join(join(self.table.axlearn.prefix, layout.path) for layout in self.table.axlearn.layers)
+            looked = " or ".join(join(self.prefix, layout.path) for layout in self.table.axlearn.layers)
             self.problems.append(f"no layers at {looked}")
         if len(found) > 1:
             self.problems.append("layers in several layouts: " + ", ".join(layout.name for layout in found))
@@ -186,7 +202,7 @@ class _Matcher:
         return layout
 
     def _found_blocks(self, layout: LayerLayout) -> set[int]:
-        text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
+        text = re.escape(join(self.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
         pattern = re.compile(text + "/")
         found = [match for match in map(pattern.match, self.shapes) if match]
         return {int(match[1]) if pattern.groups else 0 for match in found}
@@ -203,7 +219,7 @@ class _Matcher:
         return count
 
     def _block_kinds(self, layout: LayerLayout, block: int) -> set[str]:
-        place = join(self.table.axlearn.prefix, layout.path.replace("{block}", str(block)))
+        place = join(self.prefix, layout.path.replace("{block}", str(block)))
         kinds: set[str] = set()
         for choice in self.table.choices:
             found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
@@ -244,7 +260,7 @@ class _Matcher:
         return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
-        prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        prefixes = self.prefix, self.table.maxtext.prefix
         value = COPY if isinstance(row.value, Fit) and row.value.name not in self.options else row.value
         return MatchedRow(
             row,
@@ -272,9 +288,9 @@ class _Matcher:
         dropped: dict[str, DropRow] = {}
         known = {path for matched in rows for path in matched.sources}
         for path in self.shapes:
-            rule = next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
+            rule = self._drop(path)
             if path in consumed:
-                if rule is not None:
+                if rule is not None and self.prefix == self.table.axlearn.prefix:
                     self.problems.append(f"both consumed and dropped ({rule.reason}): {path}")
             elif rule is not None:
                 dropped[path] = rule
@@ -283,6 +299,14 @@ class _Matcher:
             else:
                 self.problems.append(f"no rule for the checkpoint's {path}; a [[drop]] rule can leave it behind")
         return dropped
+
+    def _drop(self, path: str) -> DropRow | None:
+        """The rule that leaves a tensor behind."""
+        own = self.table.axlearn.prefix
+        if self.prefix != own and path.startswith(join(own, "")):
+            note = f"the tree {self.prefix} is converted, not the parameters themselves ({own})"
+            return DropRow(join(own, "**"), "the parameters themselves", note)
+        return next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
 
     def _nearest(self, path: str, candidates: Collection[str]) -> str:
         """A hint for the findings that are shown; the search is too slow for thousands of them."""

@@ -62,6 +62,7 @@ def configure(
     recorded: Mapping[str, Any] | None = None,
     trained: TrainedLearner | None = None,
     step: int | None = None,
+    optimizer: str = "adamw",
 ) -> Configuration:
     """The configuration of a checkpoint.
 
@@ -72,6 +73,7 @@ def configure(
         does not let a user set are left out.
       trained: what the training's own configuration says of its learner; None where there is none.
       step: the training step; None where it is not known.
+      optimizer: MaxText's `opt_type`.
 
     Raises:
       UsageError: a setting has another form, contradicts the tensors, or makes an impossible model.
@@ -81,7 +83,7 @@ def configure(
     keys, chosen = _model_keys(match, model, recorded or {})
     given = {**_known_constants(recorded or {}), **_given_constants(settings)}
     learner, problems = find_learner(match, given, trained, strict=bool(settings))
-    flags = training_flags(learner, step)
+    flags = training_flags(learner, step, optimizer)
     _check_flags([text for text in settings if text not in model and not text.startswith(PREFIX)], flags)
     origins = {rule.key: BY_USER if rule.key in chosen else value_origin(rule, match) for rule in match.table.config}
     missing = _missing_note(learner, flags)
