@@ -200,11 +200,12 @@ def _order(branch: Branch) -> tuple[int, ...] | None:
     """The source dimension of each target dimension, without the layer axis; pairs may lie either way."""
 
     def key(product: Product) -> frozenset[tuple[str | int, int]]:
-        return frozenset(Counter(product).items())
+        return frozenset(Counter(factor for factor in product if factor != 1).items())
 
     sources = [key(product) for product in branch.source_dims]
     targets = [key(product) for product in branch.target_dims if product != (LAYER_AXIS,)]
-    wanted = [product for product in sources if product != key((LAYER_AXIS,))]
+    # A dimension of one element that has no axis, such as one of three kernels of a stack, is left out.
+    wanted = [product for product in sources if product and product != key((LAYER_AXIS,))]
     if Counter(targets) != Counter(wanted) or len(set(wanted)) != len(wanted):
         return None
     return tuple(sources.index(target) for target in targets)

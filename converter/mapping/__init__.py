@@ -1,8 +1,9 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
+from converter.mapping.choose import choose_table
 from converter.mapping.config import model_config
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
-from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join, match_table, matches
+from converter.mapping.match import Match, MatchedRow, Shape, join, match_table, matches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
 from converter.mapping.settings import (
@@ -14,6 +15,7 @@ from converter.mapping.settings import (
     parse_setting,
     source_arithmetic,
     training_keys,
+    undecided_keys,
 )
 from converter.mapping.table import (
     LAYER_AXIS,
@@ -75,4 +77,5 @@ __all__ = [
     "published_shapes",
     "source_arithmetic",
     "training_keys",
+    "undecided_keys",
 ]

@@ -6,12 +6,12 @@ arithmetic that no checkpoint holds.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from converter.errors import MappingError, UsageError
-from converter.mapping.config import model_config
+from converter.mapping.config import matching_case, model_config
 from converter.mapping.match import Match
 from converter.mapping.table import MODEL, TRAINING, ConfigRule, MappingTable
 from converter.words import option_flag
@@ -27,10 +27,20 @@ class Configuration:
     Attributes:
       keys: every key of the table with its value.
       settings: those that the user set, with the same value.
+      assumed: those whose value is only likely, because no tensor shows it, and what it was assumed from.
     """
 
     keys: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user has to know about assumed values, one line each."""
+        return tuple(
+            f"{key}={_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: --set {key}=VALUE"
+            for key, why in self.assumed.items()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,12 @@ def configure(
             f"mapping '{match.table.name}': {impossible[0][1]}",
             [line for _, line in impossible[1:]] + _way_out([rule for rule, _ in impossible]),
         )
-    return Configuration(keys=keys, settings={key: keys[key] for key in keys if key in {*earlier, *named}})
+    known = {*earlier, *named}
+    return Configuration(
+        keys=keys,
+        settings={key: keys[key] for key in keys if key in known},
+        assumed={rule.key: why for rule in rules if rule.key not in known and (why := _why(rule, match))},
+    )
 
 
 def converted_keys(table: MappingTable, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +123,11 @@ def source_arithmetic(table: MappingTable, keys: Mapping[str, Any]) -> Arithmeti
         experts_per_token=int(values["experts_per_token"]),
         share_epsilon=float(values["share_epsilon"]),
     )
+
+
+def undecided_keys(table: MappingTable, known: Collection[str]) -> list[str]:
+    """The configuration keys that depend on the source's tensors and are not known otherwise."""
+    return [rule.key for rule in table.config if rule.cases and rule.key not in known]
 
 
 def arithmetic_keys(table: MappingTable) -> list[str]:
@@ -183,6 +203,12 @@ def _known(table: MappingTable, recorded: Mapping[str, Any], base: Mapping[str, 
     return {key: value for key, value in recorded.items() if key in free and type(value) is type(base[key])}
 
 
+def _why(rule: ConfigRule, match: Match) -> str:
+    """What a key's value is assumed from; empty where all models of the family have it."""
+    case = matching_case(rule, match)
+    return rule.why if case is None else case.why
+
+
 def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], value: Any) -> str:
     """Why a key cannot have a value that the user gave; empty where it can."""
     due = base[rule.key]
@@ -191,7 +217,7 @@ def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], valu
     setting, needed = f"--set {rule.key}={_text(value)}", f"{rule.key}={_text(due)}"
     if rule.size:
         return f"{setting}: contradicts the checkpoint's tensors, which have {needed}; drop the option"
-    if rule.has:
+    if rule.has and not (rule.unless and rule.has in match.kinds):  # else it is the option that decides
         return f"{setting}: contradicts the checkpoint's tensors, which need {needed}; drop the option"
     if rule.unless:
         given = "with" if rule.unless in match.options else "without"

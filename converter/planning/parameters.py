@@ -187,7 +187,7 @@ def make_report(request: ParameterRequest) -> ParameterReport:
     if request.destination is None:
         return report(match, shapes, title, notes=source.notes)
     target = open_target(request.destination)
-    evident = evident_options(match.table, target)
+    evident = evident_options(match, target)
     if evident != request.options:
         match = match_table(match.table, shapes, options=evident)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)

@@ -205,7 +205,7 @@ def make_plan(
         options=options,
         tasks=tuple(tasks),
         dropped={reason: tuple(entries) for reason, entries in dropped.items()},
-        notes=source.notes,
+        notes=(*source.notes, *configuration.notes),
         others=source.checkpoint.others,
         sizes=match.sizes,
         config=configuration.keys,

@@ -142,11 +142,14 @@ def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int
     return stored
 
 
-def evident_options(table: MappingTable, target: Target) -> frozenset[str]:
+def evident_options(match: Match, target: Target) -> frozenset[str]:
     """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and recorded fits."""
+    table = match.table
     added = {
         row.option
         for row in table.rows
-        if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
+        if row.option
+        and (not row.when or row.when in match.kinds)
+        and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
     }
     return recorded_fits(target.custom, table.fits) | added

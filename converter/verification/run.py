@@ -121,7 +121,7 @@ def _open_source(request: VerifyRequest, target: Target) -> Source:
     """The source, matched with the options that the checkpoint was evidently made with."""
     source = open_source(request.source, step=request.step, mapping=request.mapping)
     table = source.match.table
-    options = evident_options(table, target)
+    options = evident_options(source.match, target)
     if not options:
         return source
     return dataclasses.replace(source, match=match_table(table, source.checkpoint.shapes, options=options))
