@@ -308,7 +308,7 @@ def _padded(rows: np.ndarray) -> np.ndarray:
 
 
 def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, result: np.ndarray, power: float) -> None:
-    """Causal attention of one sequence, some queries at a time: [S,N,H] and [S,K,H] to [S,N,H]; scores times H^power."""
+    """Causal attention of one sequence, some queries at a time: [S,N,H] and [S,K,H] to [S,N,H]. Scales by H^power."""
     length, heads, size = query.shape
     factor = size**power
     step = min(length, max(1, SCORES // (4 * heads * length)))

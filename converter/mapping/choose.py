@@ -77,10 +77,9 @@ def _known(table: MappingTable, shapes: Mapping[str, Shape]) -> tuple[int, int]:
     idle = 0
     for row in table.rows:
         here: set[str] = set()
-        for end, axes in zip(row.axlearn, row.expression.sources, strict=True):
-            end, dims = end.removeprefix(LAYER_FIELD), {len(axes)}
-            if row.in_layer:
-                dims = {len(axes) + (layout.axis is not None) for layout in table.axlearn.layers}
+        for name, axes in zip(row.axlearn, row.expression.sources, strict=True):
+            stacks = {layout.axis is not None for layout in table.axlearn.layers} if row.in_layer else {False}
+            end, dims = name.removeprefix(LAYER_FIELD), {len(axes) + stacked for stacked in stacks}
             here |= {
                 path
                 for path, count in own.items()

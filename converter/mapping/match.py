@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.axes import Expression, ShapeFact, solve_sizes
-from converter.errors import Ax2mtError, MappingError
+from converter.errors import MappingError
 from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, Marker, TensorRow
 from converter.mapping.values import COPY, Fit, ValueRule
 from converter.words import MAX_LISTED, option_flag, shorten
