@@ -8,7 +8,9 @@ from converter.choices import MAX_JOBS, QkNorm, Store
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help="AXLearn step directory, or a trainer directory.")]
 StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Step to take; default: latest committed.")]
-MappingOption = Annotated[str | None, typer.Option("--mapping", metavar="FILE", help="Your own mapping table.")]
+MappingOption = Annotated[
+    str | None, typer.Option("--mapping", metavar="FILE", help="Your own mapping table, or a bundled one.")
+]
 TableOption = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME", help="Switch on an option of the mapping table.")
 ]

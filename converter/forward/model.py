@@ -203,8 +203,8 @@ class _Forward:
             if index == 0:
                 self.observe(f"layer{number}/v", value)
             for start, stop in self.tokens.sequences:
-                part = (array[start:stop] for array in (query, key, value))
-                _attend(*part, result[index, start:stop], meaning.score_power)
+                rows = slice(start, stop)
+                _attend(query[rows], key[rows], value[rows], result[index, rows], meaning.score_power)
         return self._apply(result, self.weights.layers[number]["out"], inputs=2)
 
     def _project(self, number: int, name: str, x: np.ndarray) -> np.ndarray:

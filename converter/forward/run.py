@@ -32,7 +32,7 @@ from converter.mapping import (
     arithmetic_keys,
     configure,
     converted_keys,
-    load_mapping,
+    find_mapping,
     source_arithmetic,
     undecided_keys,
 )
@@ -145,7 +145,7 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     if mapping is None:
         table, notes = converting_table(target)
     else:
-        table, notes = fitting_table([load_mapping(mapping)], target), ()
+        table, notes = fitting_table([find_mapping(mapping)], target), ()
     weights = maxtext_weights(target, table, path, notes)
     has_unembedding = "unembedding" in weights.top
     beside = os.path.join(target.root, CONFIG_NAME)

@@ -1,10 +1,14 @@
 """Finds the table of a checkpoint among several, and says why none is: models that cannot be converted have a name."""
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 from converter.errors import Ax2mtError, MappingError
 from converter.mapping.match import Match, Shape, join, match_table, matches
 from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
+
+MAX_TENSORS = 20_000
+"""Tensors of a checkpoint that are looked at to explain why no table fits; no model has as many."""
 
 MAX_FINDINGS = 12
 """Findings of the nearest table that are shown."""
@@ -29,13 +33,14 @@ def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], op
     if fits:
         names = ", ".join(match.table.name for match in fits)
         raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping")
+    count, shapes = len(shapes), dict(itertools.islice(shapes.items(), MAX_TENSORS))
     refused = refusals(tables, shapes)
     if refused:
         model, reason = refused[0].model, refused[0].reason
         raise MappingError(f"{model}: {reason}; it cannot be converted", _evidence(refused, shapes))
     names = ", ".join(misfits) or "none"
     raise MappingError(
-        f"no mapping fits the checkpoint's {len(shapes)} tensors (compared: {names}); "
+        f"no mapping fits the checkpoint's {count} tensors (compared: {names}); "
         "write your own table and pass it with --mapping FILE",
         _nearest(tables, misfits, shapes),
     )

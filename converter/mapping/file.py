@@ -51,7 +51,7 @@ def find_mapping(name: str) -> MappingTable:
     """
     if name in table_names():
         return load_mapping(table_path(name))
-    if not os.path.isfile(locate(name, MappingError).path):
+    if not os.path.lexists(locate(name, MappingError).path):
         raise MappingError(f"no mapping {name!r}: bundled are {', '.join(table_names())}, and no such file exists")
     return load_mapping(name)
 

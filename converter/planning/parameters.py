@@ -23,9 +23,9 @@ from converter.mapping import (
     Shape,
     check_model,
     converted_keys,
+    find_mapping,
     find_published,
     load_bundled,
-    load_mapping,
     match_table,
     model_config,
     source_arithmetic,
@@ -165,7 +165,7 @@ def make_report(request: ParameterRequest) -> ParameterReport:
       SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
         source is not of the named model's size.
     """
-    tables = load_bundled() if request.mapping is None else [load_mapping(request.mapping)]
+    tables = load_bundled() if request.mapping is None else [find_mapping(request.mapping)]
     if request.source is None:
         if request.model is None:
             raise UsageError("params: expected SRC, or --model NAME")

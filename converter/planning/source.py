@@ -7,7 +7,7 @@ from converter.arrays import Array, audit_chunks
 from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint, recorded_fits
 from converter.errors import MappingError, SourceError
 from converter.location import check_readable, locate
-from converter.mapping import MappingTable, Match, choose_table, join, load_bundled, load_mapping, match_table, matches
+from converter.mapping import MappingTable, Match, choose_table, find_mapping, join, load_bundled, match_table, matches
 from converter.words import option_flag, shorten
 
 
@@ -61,7 +61,7 @@ def open_source(
     check_readable(place.path, SourceError)
     check_source(place)
     checkpoint = open_checkpoint(place.path, step)
-    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)
     shapes = checkpoint.shapes

@@ -31,7 +31,7 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     )  # fmt: skip
     rows: list[Row] = []
     for row in table.rows:
-        condition = row.when or (option_flag(row.option) if row.option else "")
+        condition = ", ".join(filter(None, (row.when, option_flag(row.option) if row.option else "")))
         for number in range(max(len(row.axlearn), len(row.maxtext))):
             source = row.axlearn[number] if number < len(row.axlearn) else ""
             target = row.maxtext[number] if number < len(row.maxtext) else ""
@@ -40,3 +40,5 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     print_rows(console, columns, rows)
     for drop in table.drops:
         console.print(f"left behind: {drop.pattern} ({drop.reason})", soft_wrap=True)
+    for refusal in table.refusals:
+        console.print(f"refused: {refusal.pattern} ({refusal.model}: {refusal.reason})", soft_wrap=True)

@@ -1,7 +1,7 @@
-"""Logits of every bundled family against AXLearn's own, of the source and of what is made of it; and each wrong flag by name."""
+"""Logits of every bundled family against AXLearn's own, of source and conversion; and wrong flags by name."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def changed(made: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., Path]]:
+def changed(made: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
     """A copy of such a conversion with another text in its `maxtext.yml`."""
 
     def change(name: str, *replacements: tuple[str, str]) -> Path:
@@ -184,6 +184,6 @@ def test_without_a_configuration_the_base_of_rope_is_open(changed: Callable[...,
     name = "micro-fuji-mha"
     target = changed(name)
     (target / "maxtext.yml").unlink()
-    with pytest.raises(UsageError, match="has no maxtext.yml beside it, and mapping 'fuji' has several values of rope"):
+    with pytest.raises(UsageError, match=r"has no maxtext\.yml beside it, and mapping 'fuji' has several"):
         open_model(str(target))
     assert difference(computed(target, name, tmp_path, settings=["rope_max_timescale=10000"]), name) < 3e-5

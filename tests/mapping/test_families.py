@@ -46,7 +46,7 @@ def in_bfloat16(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def with_fp8_state(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As a configuration with fp8 products saves it: three scales and histories beside each kernel of a linear layer."""
+    """As a configuration with fp8 products saves it: three scales and histories beside the kernel of a linear layer."""
     place = f"{LAYER}/feed_forward/linear2/quantized_dot_general"
     layers = len(tensors[f"{LAYER}/feed_forward/linear2/weight"])
     names = ("input", "kernel", "output_grad")
@@ -171,8 +171,8 @@ def alibi(shapes: Shapes, *, hybrid: bool) -> Shapes:
 def test_alibi_is_refused_by_name(hybrid: bool) -> None:
     error = refusal(alibi(shapes_of(read_tensors("micro-gala")), hybrid=hybrid))
     assert error.message == (
-        "Gala with ALiBi (gala-1B-hybridnorm-alibi, gala-7B-hybridnorm-alibi, gala-sigmoid): positions come from ALiBi, "
-        "in gala-sigmoid the attention is a sigmoid, and MaxText has neither; it cannot be converted"
+        "Gala with ALiBi (gala-1B-hybridnorm-alibi, gala-7B-hybridnorm-alibi, gala-sigmoid): positions come from "
+        "ALiBi, in gala-sigmoid the attention is a sigmoid, and MaxText has neither; it cannot be converted"
     )
     assert any(f"recognised by {LAYER}/self_attention/attention/i_proj/qkv_proj/weight" in x for x in error.details)
 
