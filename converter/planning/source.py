@@ -84,10 +84,10 @@ def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> N
     """
     known = {option for table in tables for option in table.options}
     for option in sorted(set(options) - known):
-        names = ", ".join(f"'{table.name}'" for table in tables)
+        one = len(tables) == 1
+        lacking = f"mapping '{tables[0].name}' has no such" if one else "no bundled mapping has such an"
         raise MappingError(
-            f"{option_flag(option)}: mapping {names} has no such option; expected one of "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"{option_flag(option)}: {lacking} option; expected one of {', '.join(sorted(known)) or 'none'}"
         )
 
 
