@@ -59,7 +59,7 @@ class SourceArguments(TypedDict, total=False):
     """What every function takes that reads an AXLearn checkpoint."""
 
     step: Annotated[int | None, Option("Step to take; default: latest committed.", least=0)]
-    mapping: Annotated[Path | None, Option("Your own mapping table.", metavar="FILE")]
+    mapping: Annotated[Path | None, Option("Your own mapping table, or a bundled one.", metavar="FILE")]
 
 
 class TableArguments(SourceArguments, total=False):

@@ -11,7 +11,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ from converter.mapping import (
     arithmetic_keys,
     configure,
     converted_keys,
+    find_mapping,
     is_of_training,
-    load_mapping,
     source_arithmetic,
+    undecided_keys,
 )
 from converter.planning import open_source
 from converter.storage import is_file
@@ -139,6 +140,7 @@ def open_model(
     if idle:
         raise UsageError(f"--set {idle}: the constants of the training change no logits; drop the option")
     made = configure(source.match, settings, recorded=recorded)
+    weights = replace(weights, notes=(*weights.notes, *made.assumptions))
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
     changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)
     return Model(weights, semantics, AXLEARN, table, f"AXLearn's '{table.name}'{_with(changes)}")
@@ -153,11 +155,18 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     if mapping is None:
         table, notes = converting_table(target)
     else:
-        table, notes = fitting_table([load_mapping(mapping)], target), ()
+        table, notes = fitting_table([find_mapping(mapping)], target), ()
     weights = maxtext_weights(target, table, path, notes)
     has_unembedding = "unembedding" in weights.top
     beside = os.path.join(target.root, CONFIG_NAME)
     file = beside if is_file(beside) else None
+    named = {setting.partition("=")[0] for setting in settings}
+    undecided = undecided_keys(table, {*weights.settings, *named}) if file is None else []
+    if undecided:
+        raise UsageError(
+            f"{path}: has no {CONFIG_NAME} beside it, and mapping '{table.name}' has several values of "
+            f"{', '.join(undecided)}; give --set {undecided[0]}=VALUE"
+        )
     converted = converted_keys(table, weights.settings)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}

@@ -1,10 +1,11 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
+from converter.mapping.choose import choose_table
 from converter.mapping.config import model_config
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
 from converter.mapping.learner import TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
-from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join, match_table, matches
+from converter.mapping.match import Match, MatchedRow, Shape, join, match_table, matches
 from converter.mapping.patches import needed_patches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
@@ -19,6 +20,7 @@ from converter.mapping.settings import (
     parse_setting,
     source_arithmetic,
     training_keys,
+    undecided_keys,
 )
 from converter.mapping.table import (
     LAYER_AXIS,
@@ -96,4 +98,5 @@ __all__ = [
     "schedule_form",
     "source_arithmetic",
     "training_keys",
+    "undecided_keys",
 ]

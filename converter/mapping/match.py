@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.axes import Expression, ShapeFact, solve_sizes
-from converter.errors import Ax2mtError, MappingError
-from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, TensorRow
+from converter.errors import MappingError
+from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, Marker, TensorRow
 from converter.mapping.values import COPY, Fit, ValueRule
-from converter.words import MAX_LISTED, shorten
+from converter.words import MAX_LISTED, option_flag, shorten
 
 Shape = tuple[int, ...]
 MAX_PLACES = 100_000
@@ -116,35 +116,6 @@ def match_table(
     return rows
 
 
-def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
-    """Finds the one table that fits a checkpoint.
-
-    Raises:
-      MappingError: no table fits (with what was compared and the findings for each), or several do.
-    """
-    fits: list[Match] = []
-    findings: list[str] = []
-    for table in tables:
-        try:
-            fits.append(match_table(table, shapes, options=options))
-        except Ax2mtError as error:
-            findings.append(f"{table.name}: {error.message}")
-            findings.extend(f"  {line}" for line in error.details[:8])
-            if len(error.details) > 8:
-                findings.append(f"  and {len(error.details) - 8} more")
-    if len(fits) == 1:
-        return fits[0]
-    if fits:
-        names = ", ".join(match.table.name for match in fits)
-        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping FILE")
-    names = ", ".join(table.name for table in tables) or "none"
-    raise MappingError(
-        f"no mapping fits the checkpoint's {len(shapes)} tensors (compared: {names}); "
-        "write your own table and pass it with --mapping FILE",
-        findings,
-    )
-
-
 class _Matcher:
     def __init__(
         self,
@@ -168,8 +139,9 @@ class _Matcher:
         source = self._source_layout()
         target = self._target_layout()
         blocks = self._blocks(source) if source else 0
-        kinds = [self._block_kinds(source, block) for block in range(blocks)] if source else []
-        self.kinds = {kind for found in kinds for kind in found}
+        of_model = self._kinds(self.prefix, of_model=True)
+        kinds = [of_model | self._block_kinds(source, block) for block in range(blocks)] if source else []
+        self.kinds = of_model.union(*kinds)
         rows = self._rows(source, target, kinds)
         dropped = self._cover(rows)
         sizes: dict[str, int] = {}
@@ -177,10 +149,19 @@ class _Matcher:
             sizes = self._solve(rows)
         match = Match(
             self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
-            tuple(dict.fromkeys(drop.note for drop in dropped.values() if drop.note)), sizes, max(blocks, 1),
-            frozenset(self.kinds), self.options, self.target_layout, self.prefix,
+            (*dict.fromkeys(drop.note for drop in dropped.values() if drop.note), *self._idle_notes(rows)), sizes,
+            max(blocks, 1), frozenset(self.kinds), self.options, self.target_layout, self.prefix,
         )  # fmt: skip
         return match, self.problems
+
+    def _idle_notes(self, rows: Sequence[MatchedRow]) -> list[str]:
+        """A note for each option that is on and whose rows are not for this kind of model."""
+        used = {matched.row.option for matched in rows}
+        idle = {row.option: row for row in self.table.rows if row.option in self.options - used}
+        return [
+            f"{option_flag(option)} changes nothing: it adds {', '.join(row.maxtext)} to {row.when} models only"
+            for option, row in sorted(idle.items())
+        ]
 
     def _source_layout(self) -> LayerLayout | None:
         """The source layout in which layers are found; they cannot be mixed."""
@@ -220,21 +201,34 @@ class _Matcher:
 
     def _block_kinds(self, layout: LayerLayout, block: int) -> set[str]:
         place = join(self.prefix, layout.path.replace("{block}", str(block)))
-        kinds: set[str] = set()
-        for choice in self.table.choices:
-            found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
-            if len(found) != 1 and len(choice.markers) > 1:
-                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
-                self.problems.append(
-                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
-                )
-            kinds.update(found)
+        kinds = self._kinds(place, of_model=False, stacked=layout.axis is not None)
         cycle = self.table.axlearn.cycle
         if block < len(cycle) and cycle[block] not in kinds:
             self.problems.append(
                 f"{place}: expected to be {cycle[block]}, found {', '.join(sorted(kinds)) or 'neither'}"
             )
         return kinds
+
+    def _kinds(self, place: str, *, of_model: bool, stacked: bool = False) -> set[str]:
+        """The kinds of a layer, or of the model, by the tensors below its place."""
+        kinds: set[str] = set()
+        for choice in self.table.choices:
+            if choice.of_model != of_model:
+                continue
+            found = [kind for kind, marker in choice.markers.items() if self._shows(marker, place, stacked)]
+            if len(found) != 1 and len(choice.markers) > 1:
+                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
+                self.problems.append(
+                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
+                )
+            kinds.update(found)
+        return kinds
+
+    def _shows(self, marker: Marker, place: str, stacked: bool) -> bool:
+        shape = self.shapes.get(join(place, marker.tensor))
+        if marker.absent or shape is None:
+            return marker.absent and shape is None
+        return marker.dims is None or len(shape) == marker.dims + stacked
 
     def _rows(
         self, source: LayerLayout | None, target: LayerLayout | None, kinds: Sequence[set[str]]
@@ -247,7 +241,8 @@ class _Matcher:
             if row.option and row.option not in self.options:
                 continue
             if not row.in_layer:
-                result.append(self._place(row, "", "", row.expression))
+                if not row.when or row.when in self.kinds:
+                    result.append(self._place(row, "", "", row.expression))
             elif source and target:
                 expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target.axis)
                 for block, found in enumerate(kinds):

@@ -16,9 +16,9 @@ from converter.mapping import (
     Shape,
     check_model,
     converted_keys,
+    find_mapping,
     find_published,
     load_bundled,
-    load_mapping,
     match_table,
     model_config,
     source_arithmetic,
@@ -155,7 +155,7 @@ def make_report(
       SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
         source is not of the named model's size.
     """
-    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     if source is None:
         if model is None:
             raise UsageError("params: expected SRC, or --model NAME")
@@ -184,7 +184,7 @@ def make_report(
     title = f"{opened.shown} (step {opened.checkpoint.step})"
     if target is None:
         return report(match, shapes, title, notes=opened.notes)
-    evident = evident_options(match.table, target)
+    evident = evident_options(match, target)
     if evident != frozenset(options):
         match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)

@@ -256,7 +256,12 @@ def make_plan(
         options=options,
         tasks=tuple(tasks),
         dropped={reason: tuple(entries) for reason, entries in dropped.items()},
-        notes=(*source.notes, *configuration.notes, *(state.notes if state is not None else ())),
+        notes=(
+            *source.notes,
+            *configuration.assumptions,
+            *configuration.notes,
+            *(state.notes if state is not None else ()),
+        ),
         others=source.checkpoint.others,
         sizes=match.sizes,
         configuration=configuration,

@@ -27,9 +27,9 @@ from converter.mapping import (
     Tree,
     choose_table,
     configure,
+    find_mapping,
     join,
     load_bundled,
-    load_mapping,
     match_table,
     matches,
 )
@@ -117,7 +117,7 @@ def open_source(
     check_readable(place.path, SourceError)
     check_source(place)
     checkpoint = open_checkpoint(place.path, step)
-    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)
     shapes = checkpoint.shapes
@@ -186,10 +186,10 @@ def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> N
     """
     known = {option for table in tables for option in table.options}
     for option in sorted(set(options) - known):
-        names = ", ".join(f"'{table.name}'" for table in tables)
+        one = len(tables) == 1
+        lacking = f"mapping '{tables[0].name}' has no such" if one else "no bundled mapping has such an"
         raise MappingError(
-            f"{option_flag(option)}: mapping {names} has no such option; expected one of "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"{option_flag(option)}: {lacking} option; expected one of {', '.join(sorted(known)) or 'none'}"
         )
 
 
@@ -262,11 +262,14 @@ def chosen_tree(given: str | None, made: Made, shown: str) -> str:
     return given or (made.tree if made.tree in TREES else PARAMS)
 
 
-def evident_options(table: MappingTable, target: Target) -> frozenset[str]:
+def evident_options(match: Match, target: Target) -> frozenset[str]:
     """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and recorded fits."""
+    table = match.table
     added = {
         row.option
         for row in table.rows
-        if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
+        if row.option
+        and (not row.when or row.when in match.kinds)
+        and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
     }
     return recorded_fits(target.custom, table.fits) | added

@@ -148,7 +148,7 @@ def verify(
 def _with_evident_options(source: Source, target: Target) -> Source:
     """The source, matched with the options that the checkpoint was evidently made with."""
     table = source.match.table
-    options = evident_options(table, target)
+    options = evident_options(source.match, target)
     if not options:
         return source
     match = match_table(table, source.checkpoint.shapes, options=options, prefix=source.match.prefix)
