@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class Result:
       written_bytes: size of all files of the checkpoint.
       command: the command line to go on in MaxText, patched where the stock one is not exact with plain scales.
       stock_command: the same without the patch.
+      patches: what the patch changes in MaxText, one dictionary each, as maxtext.yml and the receipt have it.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
     """
 
@@ -61,6 +63,7 @@ class Result:
     written_bytes: int
     command: str
     stock_command: str
+    patches: tuple[Mapping[str, Any], ...]
     leftover: str
 
     @property
@@ -128,6 +131,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         written_bytes=tree_bytes(destination),
         command=train_command(destination, patched=bool(conversion.patches), state_step=state_step),
         stock_command=train_command(destination, state_step=state_step),
+        patches=conversion.patches,
         leftover=leftover,
     )
 

@@ -222,6 +222,7 @@ CONVERT = Record(
             source=_itself,
         ),
         Field("command", TEXT, "the command line to train on in MaxText, with the patch where only that is exact"),
+        Field("patches", items(ANY_OBJECT), "what the patch changes, as `maxtext.yml` has it: each with its `name`"),
         Field("stock_command", TEXT, "the same without the patch"),
     ),
 )
