@@ -13,6 +13,7 @@ from converter.arrays import Array, ArrayReader, Encoding
 from converter.checkpoints import MAX_COUNT, PARAMETERS, STEP_PATH, Checkpoint, Optimizer
 from converter.errors import MappingError, SourceError, UsageError
 from converter.mapping import (
+    EXPERT_ROLES,
     SAME,
     Fit,
     Learner,
@@ -141,7 +142,22 @@ def find_state(match: Match, checkpoint: Checkpoint, optimizer: Optimizer) -> Tr
             for name, order in MOMENTS.items()
         ),
         counts=_counts(match, shapes, base),
+        notes=_never_exact(match),
     )
+
+
+def _never_exact(match: Match) -> tuple[str, ...]:
+    """What no conversion can make equal, one line each."""
+    notes = [
+        "the position in the data is not in AXLearn's checkpoint: MaxText starts the data from the beginning, unless "
+        "its input pipeline skips what was seen"
+    ]
+    if any(EXPERT_ROLES & set(row.row.roles) for row in match.rows):
+        notes.append(
+            "AXLearn drops tokens over an expert's capacity in training, and MaxText cannot drop the same ones: "
+            "over_capacity_1 and over_capacity_2 in AXLearn's summaries say how many"
+        )
+    return tuple(notes)
 
 
 def with_learner(state: TrainingState, learner: Learner, *, force: bool) -> TrainingState:
@@ -164,7 +180,7 @@ def with_learner(state: TrainingState, learner: Learner, *, force: bool) -> Trai
         state,
         trees=tuple(replace(tree, factor=factors[tree.name]) for tree in state.trees),
         scalars=_scalars(optimizer, learner, step),
-        notes=tuple(notes),
+        notes=(*notes, *state.notes),
     )
 
 

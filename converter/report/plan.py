@@ -39,8 +39,8 @@ TRAINED_WITHOUT = {
     "unrounded_tied_logits": ("0.07 %", "0.2 %"),
     "scaled_updates": ("84 % (at a scale of 0.5)", "86 %"),
 }
-"""How far a training goes elsewhere without a patch of MaxText: the difference of all parameters over their change, after
-1 and 20 steps of a small Envy in float32 (docs/training.md)."""
+"""How far a training goes elsewhere without a patch of MaxText: the difference of all parameters over their change, after 1
+and 20 steps of a small Envy in float32 (docs/training.md)."""
 
 PATCHED = "`python -m converter.maxtext_patch` makes MaxText exact with these."
 
