@@ -19,6 +19,12 @@ Box = tuple[tuple[int, int], ...]
 CACHE = Path("build/bench")
 ROW_PERIOD = 6144
 SLAB_BYTES = 64 << 20
+STEP = 100
+MODEL = "model"
+ADAM = "learner/optimizer/1/0"
+MOMENTS = {"mu": f"{ADAM}/mu", "nu": f"{ADAM}/nu"}
+COUNTS = (f"{ADAM}/count", "learner/optimizer/1/2/count", "learner/optimizer/1/4/count")
+"""AXLearn's state of the published learner: the moments' trees, and all counts."""
 RANDOM_PIECE = 32 << 20
 """Elements that are made at a time: more than a usual chunk has, and little memory."""
 
@@ -41,11 +47,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Array:
-    """One tensor of the source; `name` is its path below `model/`."""
+    """One tensor of the source; `name` is its path below its tree."""
 
     name: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
+    tree: str = MODEL
+
+    @property
+    def key(self) -> str:
+        """What its values are made from: a parameter and its moments have different ones."""
+        return self.name if self.tree == MODEL else f"{self.tree}/{self.name}"
 
     @property
     def parameters(self) -> int:
@@ -99,9 +111,17 @@ def sized_source(path: Path, sizes: Sizes, seed: int = 0) -> Path:
     return _build(path, sizes, f"random-{seed}")
 
 
-def formula_source(path: Path, sizes: Sizes | None = None) -> Path:
-    """Writes, or finds, a source of known elements (see `expected_block`); true Switch-Base without `sizes`."""
-    return _build(path, sizes or Sizes(), "formula")
+def formula_source(path: Path, sizes: Sizes | None = None, *, state: bool = False) -> Path:
+    """Writes, or finds, a source of known elements (see `expected_block`); true Switch-Base without `sizes`.
+
+    With `state` it holds Adam's moments and the counts too.
+    """
+    return _build(path, sizes or Sizes(), "formula", state=state)
+
+
+def with_moments(arrays: list[Array]) -> list[Array]:
+    """The tensors, and a moment of either kind for each."""
+    return [replace(array, tree=tree) for tree in (MODEL, *MOMENTS.values()) for array in arrays]
 
 
 def memory_source(path: Path, array_bytes: int, *, one_chunk: bool, random: bool) -> Path:
@@ -125,7 +145,7 @@ def expected_block(name: str, shape: tuple[int, ...], box: Box) -> np.ndarray:
     differ nearly everywhere where a row or chunk is misplaced, and zstd still finds the repetitions.
 
     Args:
-      name: tensor path below `model/`.
+      name: the tensor's `key`.
       shape: shape of the whole tensor.
       box: start and stop of the block in each dimension.
     """
@@ -152,17 +172,17 @@ def _normals(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(count, np.float32).view(np.uint32)
 
 
-def _build(path: Path, sizes: Sizes, values: str) -> Path:
-    stamp = json.dumps({"sizes": sizes.__dict__, "values": values})
+def _build(path: Path, sizes: Sizes, values: str, *, state: bool = False) -> Path:
+    stamp = json.dumps({"sizes": sizes.__dict__, "values": values, **({"state": True} if state else {})})
     marker = path / "stamp.json"
     step = path / "checkpoints" / "step_00000100"
     if marker.is_file() and marker.read_text() == stamp:
         return step
     shutil.rmtree(path, ignore_errors=True)
-    arrays = envy_arrays(sizes)
+    arrays = with_moments(envy_arrays(sizes)) if state else envy_arrays(sizes)
     jobs: list[tuple[Path, Array, Box, str]] = []
     for array in arrays:
-        directory = step / "gda" / "model" / array.name
+        directory = step / "gda" / array.tree / array.name
         directory.mkdir(parents=True)
         (directory / ".zarray").write_text(json.dumps(_zarray(array)))
         grid = (range(-(-n // c)) for n, c in zip(array.shape, array.chunks, strict=True))
@@ -171,18 +191,27 @@ def _build(path: Path, sizes: Sizes, values: str) -> Path:
             jobs.append((directory / ".".join(map(str, key)), array, box, values))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         list(pool.map(_write_chunk, jobs))
-    entries = [[f"model/{a.name}", {"dtype": "float32", "shape": str(a.shape)}] for a in arrays]
-    (step / "index").write_text(json.dumps([["step", 100], *sorted(entries, key=lambda entry: str(entry[0]))]))
+    entries = [[f"{a.tree}/{a.name}", {"dtype": "float32", "shape": str(a.shape)}] for a in arrays]
+    for name in COUNTS if state else ():
+        _write_count(step / "gda" / name)
+        entries.append([name, {"dtype": "int32", "shape": "()"}])
+    (step / "index").write_text(json.dumps([["step", STEP], *sorted(entries, key=lambda entry: str(entry[0]))]))
     marker.write_text(stamp)
     return step
 
 
-def _zarray(array: Array) -> dict[str, object]:
+def _write_count(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / ".zarray").write_text(json.dumps(_zarray(Array("", (), ()), "<i4")))
+    (directory / "0").write_bytes(zstandard.ZstdCompressor(level=1).compress(np.int32(STEP).tobytes()))
+
+
+def _zarray(array: Array, dtype: str = "<f4") -> dict[str, object]:
     return {
         "chunks": list(array.chunks),
         "compressor": {"id": "zstd", "level": 1},
         "dimension_separator": ".",
-        "dtype": "<f4",
+        "dtype": dtype,
         "fill_value": None,
         "filters": None,
         "order": "C",
@@ -198,12 +227,12 @@ def _write_chunk(job: tuple[Path, Array, Box, str]) -> None:
         compressor = zstandard.ZstdCompressor(level=1).compressobj(size=4 * count)
         if values == "formula":
             for part in _slabs(box):
-                file.write(compressor.compress(expected_block(array.name, array.shape, part).data.cast("B")))
+                file.write(compressor.compress(expected_block(array.key, array.shape, part).data.cast("B")))
         else:
             seed = int(values.removeprefix("random-"))
             for start in range(0, count, RANDOM_PIECE):
                 # Other mantissa bits in each piece: normals of the same magnitude, yet no piece repeats another.
-                mask = np.uint32(zlib.crc32(f"{array.name}/{path.name}".encode(), start) & 0x7FFFFF)
+                mask = np.uint32(zlib.crc32(f"{array.key}/{path.name}".encode(), start) & 0x7FFFFF)
                 normals = _normals(seed, min(RANDOM_PIECE, count - start))
                 file.write(compressor.compress((normals ^ mask).data.cast("B")))
         file.write(compressor.flush())

@@ -1,4 +1,7 @@
-"""Converts all 22,077,958,656 parameters of Switch-Base and verifies each: `python -m benchmarks.switch_base`."""
+"""Converts all 22,077,958,656 parameters of Switch-Base and verifies each: `python -m benchmarks.switch_base`.
+
+Then the same with Adam's moments, 66,233,875,968 elements.
+"""
 
 import json
 import os
@@ -16,9 +19,24 @@ import numpy as np
 from benchmarks.machine import describe
 from benchmarks.measure import measure
 from benchmarks.naive import PLACES
-from benchmarks.source import CACHE, Array, Box, Sizes, envy_arrays, expected_block, formula_source
+from benchmarks.source import (
+    CACHE,
+    MODEL,
+    MOMENTS,
+    STEP,
+    Array,
+    Box,
+    Sizes,
+    envy_arrays,
+    expected_block,
+    formula_source,
+    with_moments,
+)
 
 PARAMETERS = 22_077_958_656
+
+ROOTS = {MODEL: "params.params", **{tree: f"opt_state.0.{name}.params" for name, tree in MOMENTS.items()}}
+"""Where MaxText has the tensors of a tree."""
 
 
 def targets(array: Array, heads: int) -> list[tuple[str, str, int]]:
@@ -40,30 +58,30 @@ def targets(array: Array, heads: int) -> list[tuple[str, str, int]]:
 def expected_target(array: Array, kind: str, first_head: int, box: Box) -> np.ndarray:
     """A block of a MaxText leaf from the formula alone, using none of the converter's code."""
     if kind == "same":
-        return expected_block(array.name, array.shape, box)
+        return expected_block(array.key, array.shape, box)
     if kind == "out":
         heads, repeats, head_dim, embed = box
-        return expected_block(array.name, array.shape, (repeats, embed, heads, head_dim)).transpose(2, 0, 3, 1)
+        return expected_block(array.key, array.shape, (repeats, embed, heads, head_dim)).transpose(2, 0, 3, 1)
     # The layer axis is the source's first and MaxText's second.
     halves = kind == "halves"
     if halves and len(box) == 2:
-        whole = expected_block(array.name, array.shape, (box[1], (0, array.shape[1]))).T
+        whole = expected_block(array.key, array.shape, (box[1], (0, array.shape[1]))).T
         start, stop = box[0]
         return np.concatenate([whole[0::2], whole[1::2]])[start:stop]
     moved = [box[1], box[0], *box[2:]]
     if "qkv_proj" in array.name:
         moved[2] = (moved[2][0] + first_head, moved[2][1] + first_head)
     if not halves:
-        return np.swapaxes(expected_block(array.name, array.shape, tuple(moved)), 0, 1)
+        return np.swapaxes(expected_block(array.key, array.shape, tuple(moved)), 0, 1)
     start, stop = moved[-1]
     moved[-1] = (0, array.shape[-1])
-    whole = np.swapaxes(expected_block(array.name, array.shape, tuple(moved)), 0, 1)
+    whole = np.swapaxes(expected_block(array.key, array.shape, tuple(moved)), 0, 1)
     return np.concatenate([whole[..., 0::2], whole[..., 1::2]], axis=-1)[..., start:stop]
 
 
-def verify(output: Path, sizes: Sizes) -> tuple[int, int]:
+def verify(items: Path, arrays: list[Array], heads: int) -> tuple[int, int]:
     """Compares every element; returns how many were compared and how many of them are wrong."""
-    jobs = [(output, array, *target) for array in envy_arrays(sizes) for target in targets(array, sizes.heads)]
+    jobs = [(items, array, *target) for array in arrays for target in targets(array, heads)]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         counts = list(pool.map(_verify_leaf, jobs))
     return sum(count for count, _ in counts), sum(wrong for _, wrong in counts)
@@ -72,9 +90,8 @@ def verify(output: Path, sizes: Sizes) -> tuple[int, int]:
 def _verify_leaf(job: tuple[Path, Array, str, str, int]) -> tuple[int, int]:
     import tensorstore as ts
 
-    output, array, leaf, kind, first_head = job
-    name = "params.params." + leaf.replace("/", ".")
-    items = output / "0" / "items"
+    items, array, leaf, kind, first_head = job
+    name = f"{ROOTS[array.tree]}.{leaf.replace('/', '.')}"
     store: dict[str, Any] = {"driver": "file", "path": f"{items / name}/"}
     if (items / "manifest.ocdbt").exists():
         store = {"driver": "ocdbt", "base": f"file://{items.absolute()}/", "path": f"{name}/"}
@@ -99,22 +116,31 @@ def _boxes(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Box]:
 
 def main() -> None:
     """Exit 1 where a conversion fails, or an element is missing or wrong."""
-    source = formula_source(CACHE / "switch-base")
     output = CACHE / "switch-base-output"
     rows: list[dict[str, Any]] = []
-    for name, flags in (("default", []), ("rewrite", ["--rewrite"])):
+    parameters = envy_arrays(Sizes())
+    for name, flags, arrays in (
+        ("default", [], parameters),
+        ("rewrite", ["--rewrite"], parameters),
+        ("state", ["--state"], with_moments(parameters)),
+    ):
+        state = len(arrays) > len(parameters)
+        source = formula_source(CACHE / ("switch-base-state" if state else "switch-base"), state=state)
+        items = output / str(STEP - 1 if state else 0) / "items"
         shutil.rmtree(output, ignore_errors=True)
         program = str(Path(sys.executable).with_name("ax2mt"))
         result = measure([program, "convert", "-q", "--json", str(source), str(output), *flags])
-        compared, wrong = verify(output, Sizes()) if result.code == 0 else (0, 0)
-        exact = compared == PARAMETERS and wrong == 0
+        compared, wrong = verify(items, arrays, Sizes().heads) if result.code == 0 else (0, 0)
+        elements = sum(array.parameters for array in arrays)
+        exact = compared == elements == PARAMETERS * (3 if state else 1) and wrong == 0
         rows.append(
             {
                 "route": name,
                 "code": result.code,
                 "seconds": result.seconds,
                 "peak_bytes": result.peak_bytes,
-                "source_parameters": sum(array.parameters for array in envy_arrays(Sizes())),
+                "bytes": json.loads(result.output)["written_bytes"] if result.code == 0 else 0,
+                "source_elements": elements,
                 "compared": compared,
                 "wrong": wrong,
                 "exact": exact,
@@ -123,9 +149,10 @@ def main() -> None:
         if result.code:
             print(f"{name}: exit {result.code}: {(result.error + result.output).strip()[:500]}", file=sys.stderr)
             continue
+        written = rows[-1]["bytes"] >> 20
         print(
-            f"{name}: {result.seconds:.1f} s, peak {result.peak_bytes >> 20} MiB, source {PARAMETERS:,} parameters, "
-            f"{compared:,} compared, {wrong:,} wrong",
+            f"{name}: {result.seconds:.1f} s, peak {result.peak_bytes >> 20} MiB, {written:,} MiB on disk, "
+            f"source {elements:,} elements, {compared:,} compared, {wrong:,} wrong",
             flush=True,
         )
     shutil.rmtree(output, ignore_errors=True)
