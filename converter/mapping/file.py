@@ -108,7 +108,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
-    learner = _guarded(read_learner, top.subtable("learner"))
+    learner, optimizer = _guarded(read_learner, top.subtable("learner")) or ({}, "")
     name, title = top.text("name"), top.text("title", required=False)
     groups = _read_groups(top)
     top.no_more()
@@ -131,7 +131,8 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         config=config or (),
         arithmetic=arithmetic,
         models=models,
-        learner=learner or {},
+        learner=learner,
+        optimizer=optimizer,
     )
 
 

@@ -49,6 +49,7 @@ class Learner:
       z_loss_scale: factor of the squared logarithm of the softmax's normalizer in the loss.
       update_scales: MaxText's leaf to the factor on Adam's update of it, where it is not 1. A leaf is a path in the
         parameter tree, such as params/decoder/decoder_norm/scale; `*` stands for one part of it.
+      optimizer: the optimizer, where MaxText has none like it; empty for AdamW.
     """
 
     peak_learning_rate: Constant | None = None
@@ -62,6 +63,7 @@ class Learner:
     max_gradient_norm: Constant | None = None
     z_loss_scale: Constant | None = None
     update_scales: Constant | None = None
+    optimizer: str = ""
 
     def known(self, *names: str) -> tuple[Any, ...] | None:
         """The values of constants; None where one is not known."""
@@ -129,7 +131,8 @@ def find_learner(
             raise UsageError(f"--set {PREFIX}warmup_steps, {PREFIX}max_step: {line} ({end.origin})")
         notes.append(f"{line} ({end.origin})")
         del told["warmup_steps"], told["max_step"]
-    return Learner(update_scales=scales, **told), tuple(notes)
+    known = trained is not None and "peak_learning_rate" in trained.constants
+    return Learner(update_scales=scales, optimizer="" if known else match.table.optimizer, **told), tuple(notes)
 
 
 def _marked_scales(match: Match, scale: Constant | None, *, strict: bool) -> Constant | None:

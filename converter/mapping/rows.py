@@ -192,11 +192,13 @@ def read_model(section: Section) -> PublishedModel:
     return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes, learner)
 
 
-def read_learner(section: Section) -> Mapping[str, Number]:
-    """[learner]: constants of the learner that trained the family's models."""
+def read_learner(section: Section) -> tuple[Mapping[str, Number], str]:
+    """[learner]: constants of the learner that trained the family's models, and its optimizer if MaxText has none
+    like it."""
+    optimizer = section.text("optimizer", required=False)
     constants = {key: section.values.pop(key) for key in list(section.values)}
     _check_learner(section, constants)
-    return constants
+    return constants, optimizer
 
 
 def _check_learner(section: Section, constants: Mapping[str, object], key: str = "") -> None:

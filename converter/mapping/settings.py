@@ -193,6 +193,12 @@ def _missing_note(learner: Learner, flags: TrainingFlags) -> tuple[str, ...]:
     """What is not known of the training, and what to do about it; nothing where all is known."""
     if not learner.missing:
         return ()
+    if learner.optimizer:
+        return (
+            f"AXLearn trains these models with {learner.optimizer}, and MaxText has no optimizer like it: MaxText "
+            f"trains with its own AdamW. Its constants can be given with --set {'=VALUE --set '.join(learner.missing)}"
+            "=VALUE.",
+        )
     text = f"Not known of the training: give --set {'=VALUE --set '.join(learner.missing)}=VALUE."
     if flags.missing:
         text += f" Until then maxtext.yml lacks {', '.join(flags.missing)}, and MaxText trains with its own defaults."

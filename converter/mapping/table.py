@@ -256,6 +256,7 @@ class MappingTable:
       digest: hash of the file's text; a plan made with another table is another plan.
       groups: headings of the parameter report in their order; other groups follow in the order of the rows.
       learner: constants of the learner that trained the family's models, by the names of `learner.BOUNDS`.
+      optimizer: the optimizer that trained them, where MaxText has none like it; empty for AdamW.
     """
 
     name: str
@@ -273,6 +274,7 @@ class MappingTable:
     arithmetic: ArithmeticRule | None
     models: tuple[PublishedModel, ...]
     learner: Mapping[str, Number] = field(default_factory=dict)
+    optimizer: str = ""
 
     @property
     def fits(self) -> frozenset[str]:

@@ -69,6 +69,8 @@ def training_flags(learner: Learner, step: int | None, optimizer: str = "adamw")
     """
     values = {"opt_type": optimizer, **FIXED}
     origins = dict.fromkeys(values, RULE)
+    if learner.optimizer:
+        origins["opt_type"] = f"not AXLearn's {learner.optimizer}, which MaxText does not have"
     schedule = make_schedule(learner, step)
     missing: list[str] = []
     for flag, names in FOLLOWING.items():

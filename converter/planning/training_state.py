@@ -38,6 +38,15 @@ BETAS = {"b1": 0.9, "b2": 0.95}
 AVERAGE = "ema"
 COUNT = "count"
 
+OTHERS = {
+    "gradient_square_ema": "AdaStar",
+    "v_row": "Adafactor",
+    "v_col": "Adafactor",
+    "trace": "SGD with momentum",
+}
+"""Optimizers of AXLearn's whose state no optimizer of MaxText can continue from, by what they keep for each parameter:
+a tree of that name, or a tensor of that name below the parameter's path."""
+
 COUNT_DTYPES = ("int32", "int64", "uint32", "uint64")
 
 _SCALAR_DTYPE = "int32"
@@ -293,6 +302,12 @@ def _adam(match: Match, shapes: Mapping[str, Shape]) -> str:
     """The node that holds Adam's moments."""
     roots = [root for root in _trees(match, shapes) if _name(root) in MOMENTS]
     bases = list(dict.fromkeys(root.rpartition("/")[0] for root in roots))
+    other = _other_optimizer(match, shapes)
+    if other and not bases:
+        raise SourceError(
+            f"--state: the checkpoint holds the state of {other}, which no optimizer of MaxText can continue from; "
+            f"convert without --state, to train on with another optimizer; {_found_text(match, shapes)}"
+        )
     if not bases:
         raise SourceError(
             f"--state: the checkpoint holds no Adam state (.../mu and .../nu with the path of every parameter below); "
@@ -311,6 +326,15 @@ def _adam(match: Match, shapes: Mapping[str, Shape]) -> str:
             f"--state: found {there} but no {base}/{missing[0]}: this is not Adam's state, or is incomplete"
         )
     return base
+
+
+def _other_optimizer(match: Match, shapes: Mapping[str, Shape]) -> str:
+    """The name of an optimizer that keeps something else than Adam's moments for the parameters; empty for none."""
+    own, parameters = join(match.prefix, ""), tuple(f"/{path}" for path in _parameters(match))
+    names = [_name(root) for root in _trees(match, shapes)]
+    below = [path.rpartition("/") for path in shapes if not path.startswith(own)]
+    names += [name for parameter, _, name in below if name in OTHERS and parameter.endswith(parameters)]
+    return next((OTHERS[name] for name in names if name in OTHERS), "")
 
 
 def _check_moments(match: Match, checkpoint: Checkpoint, base: str) -> None:

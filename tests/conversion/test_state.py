@@ -147,6 +147,14 @@ def adafactor(tensors: dict[str, np.ndarray]) -> None:
     tensors["learner/optimizer/0/count"] = np.array(100, np.int32)
 
 
+def adastar(tensors: dict[str, np.ndarray]) -> None:
+    without("learner/")(tensors)
+    node = "learner/optimizer/inner_state/compute_updates"
+    for name in ("gradient_square_ema", "update_ema"):
+        tensors[f"{node}/pps/decoder/output_norm/scale/{name}"] = np.zeros(12, np.float32)
+    tensors[f"{node}/count"] = np.array(100, np.int32)
+
+
 REFUSED: dict[str, tuple[Change, int, str]] = {
     "no learner": (without("learner/"), 3, "found the parameters alone"),
     "counts alone": (without(f"{PLAIN_CHAIN}/mu", f"{PLAIN_CHAIN}/nu"), 3, "found learner/optimizer/1/0/count"),
@@ -154,6 +162,9 @@ REFUSED: dict[str, tuple[Change, int, str]] = {
     "no mu": (without(f"{PLAIN_CHAIN}/mu"), 3, "found learner/optimizer/1/0/nu but no learner/optimizer/1/0/mu"),
     "trace": (sgd, 3, "found learner/optimizer/0/trace (23 of 23 parameters)"),
     "adafactor": (adafactor, 3, "found learner/optimizer/0/v_row (1 of"),
+    "adafactor by name": (adafactor, 3, "holds the state of Adafactor, which no optimizer of MaxText can continue from"),
+    "adastar by name": (adastar, 3, "holds the state of AdaStar, which no optimizer of MaxText can continue from"),
+    "momentum by name": (sgd, 3, "holds the state of SGD with momentum, which no optimizer of MaxText can"),
     "a moment leaf": (without(NU), 3, f"the first is {NU}"),
     "Adam's count": (without(f"{PLAIN_CHAIN}/count"), 3, f"{PLAIN_CHAIN}/count is missing"),
     "another shape": (put(MU, np.zeros(5, np.float32)), 3, f"{MU} has the shape [5], its parameter [12]"),

@@ -11,11 +11,11 @@ import yaml
 from converter.checkpoints.trainer_config import parse_learner
 from converter.errors import MappingError, UsageError
 from converter.mapping.bundled import table_path
-from converter.mapping.file import find_mapping, load_mapping
+from converter.mapping.file import find_mapping, load_bundled, load_mapping
 from converter.mapping.learner import Learner, TrainedLearner
 from converter.mapping.match import Match, match_table
 from converter.mapping.patches import needed_patches
-from converter.mapping.published import published_shapes
+from converter.mapping.published import find_published, published_shapes
 from converter.mapping.settings import Configuration, configure
 from converter.mapping.training import FIXED, FLAGS
 from tests.conftest import AXLEARN, DATA, Cli
@@ -261,3 +261,50 @@ def test_logits_refuse_constants_of_the_training(setting: str, in_process: Cli) 
     done = in_process("logits", AXLEARN / "micro-hybrid", "--set", setting)
     assert done.code == 2
     assert f"--set {setting}: the constants of the training change no logits" in done.err
+
+
+FAMILIES: dict[str, tuple[float, float, int, int | None, float, float, float]] = {
+    "fuji-test-v3": (6e-4, 0.01, 2000, 3000, 0.1, 0.0, 1.0),
+    "fuji-7B-v1": (3e-4, 0.1, 2000, None, 0.1, 0.0, 1.0),
+    "fuji-70B-v1": (1.5e-4, 0.1, 2000, 367001, 0.1, 0.0, 1.0),
+    "fuji-70B-v2": (1.5e-4, 0.1, 2000, 524288, 0.1, 0.0, 1.0),
+    "fuji-8B-v3-tiktoken": (3e-4, 0.1, 2000, 983040, 0.1, 0.0, 1.0),
+    "fuji-405B-v3": (1.5e-4, 0.1, 2000, 983040, 0.1, 0.0, 1.0),
+    "gala-test": (6e-4, 0.01, 2000, 3000, 0.1, 0.0, 1.0),
+    "gala-302M": (1e-2, 1e-4, 5000, 400000, 0.1, 0.0, 0.75),
+    "gala-7B": (1e-2, 1e-4, 5000, 250000, 0.1, 0.0, 0.1875),
+    "qwen3-30B-A3B": (1e-2, 1e-4, 5000, 250000, 0.005, 1e-6, 0.375),
+}
+"""Peak learning rate, weight decay, warm-up, end, alpha, z-loss and update scale of AXLearn's own configurations."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_published_learners_of_other_families(name: str) -> None:
+    peak, decay, warmup, end, alpha, z_loss, scale = FAMILIES[name]
+    match, _ = find_published(load_bundled(), name)
+    learner = configure(match, step=100).learner
+    names = ("peak_learning_rate", "weight_decay", "warmup_steps", "alpha", "z_loss_scale", "b1", "b2", "eps")
+    assert learner.known(*names) == (peak, decay, warmup, alpha, z_loss, 0.9, 0.95, 1e-8)
+    assert learner.known("max_step") == (end and (end,))
+    assert learner.missing == (() if end else ("learner.max_step",))
+    assert learner.update_scales is not None
+    scaled = [
+        leaf
+        for row in match.rows
+        for leaf in row.targets
+        if not leaf.endswith(("/scale", "/embedding", "gate/kernel", "logits_dense/kernel"))
+    ]
+    assert learner.update_scales.value == (
+        {leaf.partition("/")[2]: scale for leaf in scaled} if scale != 1 else {}
+    )
+
+
+def test_an_optimizer_that_maxtext_does_not_have_is_named() -> None:
+    match, _ = find_published(load_bundled(), "honeycrisp-3B")
+    made = configure(match, step=100)
+    assert "trains these models with AdaStar, and MaxText has no optimizer like it" in made.notes[0]
+    assert made.origins["opt_type"] == "not AXLearn's AdaStar, which MaxText does not have"
+    assert made.keys["z_loss_multiplier"] == 1e-6
+    assert "learning_rate" not in made.keys
+    trained = TrainedLearner(constants={"peak_learning_rate": 0.5}, scale_rules=())
+    assert not configure(match, step=100, trained=trained).learner.optimizer
