@@ -1,7 +1,8 @@
 from converter.storage.base import Storage
 from converter.storage.local import LocalStorage
+from converter.storage.s3 import S3Storage
 
-STORAGES: dict[str, Storage] = {"": LocalStorage()}
+STORAGES: dict[str, Storage] = {"": LocalStorage(), "s3": S3Storage()}
 """A URL's scheme to its storage; plain paths have none."""
 
 
