@@ -1,171 +1,154 @@
 """Objects of S3 and of stores that speak its protocol."""
 
+import base64
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from converter.storage.base import DIRECTORY, FILE, Blob, Limits, Space
-from converter.storage.s3_client import Found, Place, S3Client, place_of
-from converter.storage.s3_reader import S3Reader, get_body
+from crc32c import crc32c
 
-NEARBY = 20
-"""A name and a prefix of the same name are usually this near to each other in a listing."""
+from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark
+from converter.storage.remote import ObjectStorage, split_url
+from converter.storage.retries import retried
+from converter.storage.s3_client import S3Client
+from converter.storage.s3_errors import translate
+from converter.storage.s3_writer import S3Writer
 
-FEW = 8
-"""So many names are looked up one by one, more of them by a listing."""
-
-LONGEST_KEY = 1024
+PAGE = 1000
+"""Names of one listing request at most."""
 
 
-class S3Storage:
-    """See `base.Storage`. What a listing shows is pinned: later reads want the same ETag."""
+class S3Storage(ObjectStorage):
+    """See `base.Storage`. The version of an object is its ETag."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.client = S3Client()
-        self._pins: dict[str, Found] = {}
+        self.copies_with_sums = True
+        """Whether the store tells the checksum of what it copies; false once one did not."""
 
-    def resolve(self, name: str) -> str:
-        return name
+    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
+        bucket, start = split_url(prefix)
+        arguments: dict[str, Any] = {"Prefix": start, "MaxKeys": min(most or PAGE, PAGE)}
+        if shallow:
+            arguments["Delimiter"] = "/"
+        while True:
+            page = self.client.call(prefix, "list_objects_v2", **arguments)
+            for one in page.get("CommonPrefixes", ()):
+                yield Blob(name=f"s3://{bucket}/{one['Prefix'].removesuffix('/')}", kind=DIRECTORY)
+            for one in page.get("Contents", ()):
+                yield _blob(f"s3://{bucket}/{one['Key']}", one, one["Size"])
+            if most or not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
 
-    def stat(self, name: str) -> Blob:
-        place = place_of(name)
-        found = self._find(place) if place.key else Found(key="/") if self._holds(place) else None
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return self._blob(place, found, name)
+    def head(self, name: str) -> Blob:
+        if not split_url(name)[1]:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)  # a bucket is no object
+        answer = self.client.call(name, "head_object", ChecksumMode="ENABLED")
+        return _blob(name, answer, answer["ContentLength"])
 
-    def exists(self, name: str) -> bool:
+    def get(self, name: str, start: int, stop: int | None, version: int | str | None) -> "S3Body":
+        arguments: dict[str, Any] = {"IfMatch": version} if version else {}
+        if start or stop is not None:
+            arguments["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
         try:
-            self.stat(name)
-        except OSError:
-            return False
-        return True
-
-    def is_directory(self, name: str) -> bool:
-        try:
-            return self._holds(place_of(name))
-        except OSError:
-            return False  # as of a local one that is not for us to see; `stat` says why
-
-    def is_mount(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-    def is_writable(self, directory: str) -> bool:  # noqa: ARG002
-        return True
-
-    def names(self, directory: str) -> "list[str]":
-        return [blob.name for blob in self.list(directory)]
-
-    def list(self, directory: str) -> Iterator[Blob]:
-        place = _directory(directory)
-        is_empty = True
-        for found in self.client.list(place, prefix=place.key, delimiter="/"):
-            is_empty = False
-            if found.key != place.key:
-                yield self._blob(place, found, found.key.removeprefix(place.key).rstrip("/"))
-        if is_empty and place.key:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-
-    def walk(self, directory: str) -> Iterator[Blob]:
-        place = _directory(directory)
-        seen: set[str] = set()
-        for found in self.client.list(place, prefix=place.key):
-            name = found.key.removeprefix(place.key)
-            for above in _above(name):
-                if above not in seen:
-                    seen.add(above)
-                    yield Blob(name=above, kind=DIRECTORY)
-            if not name.endswith("/") and name:
-                yield self._blob(place, found, name)
-
-    def is_unfinished(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-    def missing(self, names: Iterable[str]) -> "list[str]":
-        wanted = list(names)
-        if len(wanted) <= FEW:
-            return [name for name in wanted if not self._is_file(name)]
-        above = os.path.dirname(os.path.commonprefix(wanted) + "x")
-        there = {f"{above}/{blob.name}" for blob in self.walk(above) if blob.kind == FILE}
-        return [name for name in wanted if name not in there]
-
-    def read(self, name: str, limit: int) -> bytes:
-        place = place_of(name)
-
-        def read() -> bytes:
-            body = get_body(self.client, place, 0, limit, "")
-            try:
-                return body.read()
-            finally:
-                body.close()
-
-        try:
-            return self.client.repeat(place, read)
-        except OSError as error:
-            if "InvalidRange" in str(error):
-                return b""  # an empty object has no first byte
+            answer = self.client.once(name, "get_object", **arguments)
+        except FileExistsError:
+            raise OSError(errno.ESTALE, "was written again while it was read", name) from None
+        except FileNotFoundError:
+            if version:
+                raise OSError(errno.ESTALE, "was removed while it was read", name) from None
             raise
+        return S3Body(name, answer["Body"])
 
-    def open(self, name: str) -> S3Reader:
-        place = place_of(name)
-        return S3Reader(self.client, place, self._pins.get(name) or self._pin(name, self.client.head(place)))
+    def put(self, name: str, data: bytes, *, mark: Mark | None = None, version: int | str | None = None) -> Blob:
+        arguments: dict[str, Any] = {"Metadata": {CONVERSION: mark.conversion}} if mark else {}
+        if mark or version == 0:
+            arguments["IfNoneMatch"] = "*"
+        elif version:
+            arguments["IfMatch"] = version
+        checksum = crc32c(data).to_bytes(4, "big")
+        try:
+            answer = self.client.call(
+                name, "put_object", Body=data, ChecksumCRC32C=base64.b64encode(checksum).decode(), **arguments
+            )
+        except FileExistsError:
+            found = self.head(name)
+            if mark is None or found.tags.get(CONVERSION) != mark.conversion:
+                raise
+            return found
+        return Blob(
+            name=name, kind=FILE, size=len(data), version=answer["ETag"], checksum=checksum,
+            tags=arguments.get("Metadata", {}),
+        )  # fmt: skip
+
+    def delete(self, name: str, version: int | str | None = None) -> None:
+        try:
+            self.client.call(name, "delete_object", **({"IfMatch": version} if version else {}))
+        except FileNotFoundError:
+            pass
+
+    def create(self, name: str, size: int = 0, mark: Mark | None = None) -> S3Writer:
+        return S3Writer(self, name, size, mark)
 
     def kvstore(self, directory: str) -> dict[str, Any]:
-        return self.client.kvstore(_directory(directory))
+        return self.client.kvstore(directory.removesuffix("/.").rstrip("/") + "/")
 
-    def space(self, name: str) -> Space | None:  # noqa: ARG002
-        return None
+    def abort_uploads(self, directory: str) -> int:
+        """Ends the multipart uploads below a directory that nobody will complete; returns how many."""
+        prefix = directory.rstrip("/") + "/"
+        bucket, start = split_url(prefix)
+        found: list[tuple[str, str]] = []
+        arguments: dict[str, Any] = {"Prefix": start}
+        while True:
+            page = self.client.call(prefix, "list_multipart_uploads", **arguments)
+            found += [(f"s3://{bucket}/{one['Key']}", one["UploadId"]) for one in page.get("Uploads", ())]
+            if not page.get("IsTruncated"):
+                break
+            arguments.update(KeyMarker=page["NextKeyMarker"], UploadIdMarker=page["NextUploadIdMarker"])
+        self.together(self._abort_upload, found)
+        return len(found)
 
-    def limits(self, name: str) -> Limits:
-        length = LONGEST_KEY + len(f"s3://{place_of(name).bucket}/")
-        return Limits(name=LONGEST_KEY, blob=LONGEST_KEY, path=length)
-
-    def _is_file(self, name: str) -> bool:
+    def _abort_upload(self, upload: tuple[str, str]) -> None:
+        name, number = upload
         try:
-            return self.stat(name).kind == FILE
-        except OSError:
-            return False
-
-    def _holds(self, place: Place) -> bool:
-        """Whether anything is below a place; a bucket is there even if it is empty."""
-        prefix = _directory(place.url).key
-        return next(self.client.list(place, prefix=prefix, limit=1), None) is not None or not prefix
-
-    def _find(self, place: Place) -> Found | None:
-        """What has a name: an object, else a common prefix; one listing tells both."""
-        folder = place.key + "/"
-        names = 0
-        for found in self.client.list(place, prefix=place.key, delimiter="/", limit=NEARBY):
-            names += 1
-            if found.key in (place.key, folder):
-                return found
-        if names < NEARBY:
-            return None
-        below = next(self.client.list(place, prefix=folder, limit=1), None)
-        return Found(key=folder) if below else None
-
-    def _blob(self, place: Place, found: Found, name: str) -> Blob:
-        if found.key.endswith("/"):
-            return Blob(name=name, kind=DIRECTORY)
-        self._pin(f"s3://{place.bucket}/{found.key}", found)
-        return Blob(name=name, kind=FILE, size=found.size, version=found.etag)
-
-    def _pin(self, name: str, found: Found) -> Found:
-        self._pins[name] = found
-        return found
+            self.client.call(name, "abort_multipart_upload", UploadId=number)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
 
 
-def _directory(url: str) -> Place:
-    """The place whose key is the prefix of all that is below a directory."""
-    place = place_of(url)
-    key = place.key.rstrip("/")
-    return Place(url=url, bucket=place.bucket, key=f"{key}/" if key else "")
+class S3Body:
+    """The content of one answer."""
+
+    def __init__(self, name: str, body: Any):
+        self._name = name
+        self._body = body
+
+    def readinto(self, room: Any, /) -> int:
+        try:
+            return self._body.readinto(room)
+        except Exception as error:
+            raise translate(error, self._name) from None
+
+    def close(self) -> None:
+        self._body.close()
 
 
-def _above(name: str) -> Iterator[str]:
-    """The directories that a name is in, from the top."""
-    end = name.find("/")
-    while end >= 0:
-        yield name[:end]
-        end = name.find("/", end + 1)
+def _blob(name: str, found: dict[str, Any], size: int) -> Blob:
+    """An object as a listing or a HEAD request shows it."""
+    # A checksum of checksums ends in a dash and the number of parts.
+    text = found.get("ChecksumCRC32C", "")
+    return Blob(
+        name=name,
+        kind=FILE,
+        size=size,
+        version=found["ETag"],
+        checksum=base64.b64decode(text) if text and "-" not in text else None,
+        storage_class=found.get("StorageClass", "STANDARD"),
+        tags=found.get("Metadata", {}),
+    )

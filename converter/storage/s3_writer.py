@@ -1,0 +1,215 @@
+"""An object of S3 in the making: one request if it is small, else parts; and parts that the store copies by itself.
+
+A copied part comes back with its CRC-32C, so that a chunk gets the checksum at its end without a byte of it being read.
+"""
+
+import base64
+import errno
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from converter.storage.base import CONVERSION, Mark, Reader, ReadError
+from converter.storage.crc import combine
+from converter.storage.remote import ObjectReader, copy_bytes, split_url
+from converter.storage.retries import Transient, retried
+from converter.storage.s3_errors import UploadGone
+
+if TYPE_CHECKING:
+    from converter.storage.s3 import S3Storage
+
+PART_SIZE = 8 << 20
+MOST_PARTS = 10_000
+LEAST_PART = 5 << 20
+"""Bytes of a part that is not the last one, at least."""
+
+LARGEST_COPY = 5 << 30
+"""Bytes of one copied part, at most. https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html"""
+
+
+class S3Writer:
+    """See `base.Writer`."""
+
+    def __init__(self, storage: "S3Storage", name: str, size: int, mark: Mark | None):
+        """Nothing is sent before a part is full.
+
+        Args:
+          storage: where it goes.
+          name: its URL.
+          size: its bytes, about.
+          mark: whose it is; with one, nothing is replaced.
+        """
+        self.name = name
+        self._storage = storage
+        self._client = storage.client
+        self._mark = mark
+        self._part_size = max(PART_SIZE, math.ceil(1.1 * size / MOST_PARTS))
+        self._memory = bytearray(min(self._part_size, max(size + 64, 4096)))
+        self._held = 0
+        self._upload = ""
+        self._parts: list[dict[str, Any]] = []
+        self._sum = 0
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            room = self.room()[: len(view)]
+            room[:] = view[: len(room)]
+            self.added(len(room))
+            view = view[len(room) :]
+
+    def room(self) -> memoryview:
+        if self._held == len(self._memory) < self._part_size:
+            self._memory = self._memory + bytearray(min(len(self._memory), self._part_size - self._held))
+        return memoryview(self._memory)[self._held :]
+
+    def added(self, count: int) -> None:
+        self._held += count
+        if self._held == self._part_size:
+            self._send_part()
+
+    def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> int | None:
+        is_ours = isinstance(source, ObjectReader) and source.storage is self._storage
+        if is_ours and self._storage.copies_with_sums and source.size() >= LEAST_PART:
+            checksum = self._copy_parts(source)
+            if checksum is not None:
+                return checksum
+        copy_bytes(source, look, self.write)
+        return None
+
+    def commit(self) -> None:
+        if not self._upload:
+            self._storage.put(self.name, bytes(memoryview(self._memory)[: self._held]), mark=self._mark)
+            return
+        if self._held:
+            self._send_part()
+        try:
+            self._complete()
+        except (FileExistsError, UploadGone) as error:
+            # An equal run was quicker; or this was answered before, and the answer lost.
+            if not self._is_there():
+                raise OSError(errno.EEXIST, error.strerror, self.name) from None
+            self.abort()
+
+    def abort(self) -> None:
+        upload, self._upload = self._upload, ""
+        if upload:
+            try:
+                self._client.once(self.name, "abort_multipart_upload", UploadId=upload)
+            except (OSError, Transient):
+                pass  # a lifecycle rule removes what is left
+
+    def _copy_parts(self, source: ObjectReader) -> int | None:
+        """Lets the store copy a blob; returns its CRC-32C, or None where the store does not tell it."""
+        blob = source.blob
+        bucket, key = split_url(blob.name)
+        self._begin()
+        for start, stop in copied_ranges(blob.size):
+            arguments = {"CopySourceRange": f"bytes={start}-{stop - 1}"} if stop - start < blob.size else {}
+            try:
+                answer = self._client.call(
+                    self.name, "upload_part_copy", UploadId=self._upload, PartNumber=len(self._parts) + 1,
+                    CopySource={"Bucket": bucket, "Key": key}, CopySourceIfMatch=blob.version, **arguments,
+                )["CopyPartResult"]  # fmt: skip
+            except FileExistsError:
+                raise ReadError("was written again while it was read") from None
+            except FileNotFoundError:
+                raise ReadError("was removed while it was read") from None
+            if "ChecksumCRC32C" not in answer:
+                self._storage.copies_with_sums = False
+                self.abort()
+                self._parts, self._sum = [], 0
+                return None
+            checksum = base64.b64decode(answer["ChecksumCRC32C"])
+            self._note_part(answer["ETag"], int.from_bytes(checksum, "big"), stop - start)
+        return self._sum
+
+    def _send_part(self) -> None:
+        if not self._upload:
+            self._begin()
+        body = memoryview(self._memory)[: self._held]
+        checksum = crc32c(body)
+
+        def send() -> Any:
+            return self._client.once(
+                self.name, "upload_part", UploadId=self._upload, PartNumber=len(self._parts) + 1, Body=_Bytes(body),
+                ContentLength=len(body), ChecksumCRC32C=_text(checksum),
+            )  # fmt: skip
+
+        answer = retried(self.name, send)
+        self._note_part(answer["ETag"], checksum, self._held)
+        self._held = 0
+
+    def _note_part(self, etag: str, checksum: int, size: int) -> None:
+        part = {"PartNumber": len(self._parts) + 1, "ETag": etag, "ChecksumCRC32C": _text(checksum)}
+        self._parts.append(part)
+        self._sum = combine(self._sum, checksum, size)
+
+    def _begin(self) -> None:
+        tags = {"Metadata": {CONVERSION: self._mark.conversion}} if self._mark else {}
+        self._upload = self._client.call(
+            self.name, "create_multipart_upload", ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT", **tags
+        )["UploadId"]
+
+    def _complete(self) -> None:
+        arguments: dict[str, Any] = {"IfNoneMatch": "*"} if self._mark else {}
+
+        def complete() -> None:
+            try:
+                self._client.once(
+                    self.name, "complete_multipart_upload", UploadId=self._upload, ChecksumType="FULL_OBJECT",
+                    ChecksumCRC32C=_text(self._sum), MultipartUpload={"Parts": self._parts}, **arguments,
+                )  # fmt: skip
+            except Transient:
+                # A conflict (409) stays one: whoever was quicker may have finished meanwhile.
+                if self._mark and self._is_there():
+                    return
+                raise
+
+        retried(self.name, complete)
+
+    def _is_there(self) -> bool:
+        """Whether the object is there as this writer would have made it."""
+        try:
+            found = self._storage.head(self.name)
+        except FileNotFoundError:
+            return False
+        own = self._mark is None or found.tags.get(CONVERSION) == self._mark.conversion
+        return own and found.checksum in (None, self._sum.to_bytes(4, "big"))
+
+
+class _Bytes:
+    """Bytes as a file that botocore can read, and read again, without a copy of them."""
+
+    def __init__(self, data: memoryview):
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, size: int = -1) -> memoryview:
+        stop = len(self._data) if size is None or size < 0 else self._at + size
+        piece = self._data[self._at : stop]
+        self._at += len(piece)
+        return piece
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+
+def copied_ranges(size: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of the parts that a blob is copied in: as few as the limit allows, of about one size."""
+    count = math.ceil(size / LARGEST_COPY)
+    bounds = [size * number // count for number in range(count + 1)]
+    yield from zip(bounds, bounds[1:], strict=False)
+
+
+def _text(checksum: int) -> str:
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
