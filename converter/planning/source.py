@@ -20,6 +20,7 @@ from converter.mapping import (
     match_table,
     matches,
 )
+from converter.storage import storage_of
 from converter.words import option_flag, shorten
 
 
@@ -71,8 +72,14 @@ def open_source(
     """
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
-    check_source(place)
-    checkpoint = open_checkpoint(place.path, step)
+    storage = storage_of(place.path)
+    try:
+        storage.release(place.path)
+        check_source(place)
+        checkpoint = open_checkpoint(place.path, step)
+        storage.pin(checkpoint.directory)
+    except OSError as error:
+        raise SourceError(f"{error.filename or place.path}: cannot be read: {error.strerror or error}") from None
     tables = load_bundled() if mapping is None else [load_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)

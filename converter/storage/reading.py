@@ -1,11 +1,26 @@
 """Small files and whole trees, whatever storage they are in: what is wrong with a file becomes one clear error."""
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from converter.errors import Ax2mtError
 from converter.storage.litter import litter_in
 from converter.storage.registry import storage_of
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+def in_parallel(work: Callable[[Item], Value], items: Sequence[Item], place: str) -> Iterator[Value]:
+    """Results in order; as many at once as are worth it where a place's bytes live."""
+    concurrency = min(storage_of(place).concurrency, len(items))
+    if concurrency < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(concurrency, "ax2mt-read") as pool:
+        yield from pool.map(work, items)
 
 
 def is_file(name: str) -> bool:
