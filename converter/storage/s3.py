@@ -3,20 +3,27 @@
 import base64
 import errno
 import os
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from crc32c import crc32c
 
-from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark
-from converter.storage.remote import ObjectStorage, split_url
+from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark, Reader
+from converter.storage.remote import ObjectReader, ObjectStorage, split_url
 from converter.storage.retries import retried
-from converter.storage.s3_client import S3Client
+from converter.storage.s3_client import BytesFile, S3Client
 from converter.storage.s3_errors import translate
-from converter.storage.s3_writer import S3Writer
+from converter.storage.s3_writer import LEAST_PART, S3Writer
 
 PAGE = 1000
 """Names of one listing request at most."""
+
+ROOMS = 10
+"""Writers that hold a part at once: more threads than this wait, so that memory stays within bounds."""
+
+READ_SIZE = 1 << 20
 
 
 class S3Storage(ObjectStorage):
@@ -27,6 +34,7 @@ class S3Storage(ObjectStorage):
         self.client = S3Client()
         self.copies_with_sums = True
         """Whether the store tells the checksum of what it copies; false once one did not."""
+        self.rooms = threading.Semaphore(ROOMS)
 
     def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
         bucket, start = split_url(prefix)
@@ -64,25 +72,65 @@ class S3Storage(ObjectStorage):
         return S3Body(name, answer["Body"])
 
     def put(self, name: str, data: bytes, *, mark: Mark | None = None, version: int | str | None = None) -> Blob:
-        arguments: dict[str, Any] = {"Metadata": {CONVERSION: mark.conversion}} if mark else {}
-        if mark or version == 0:
-            arguments["IfNoneMatch"] = "*"
-        elif version:
-            arguments["IfMatch"] = version
+        tags = {} if mark is None else {CONVERSION: mark.conversion}
+        return self.insert(name, data, tags, once=mark is not None or version == 0, etag=str(version or ""))
+
+    def insert(self, name: str, data: Any, tags: dict[str, str], *, once: bool, etag: str = "") -> Blob:
+        """Writes an object in one request, with the checksum that the store has to find.
+
+        A request that failed may have been done all the same: what is there then counts as written if it is the same.
+
+        Args:
+          name: its URL.
+          data: its content.
+          tags: its metadata.
+          once: nothing is replaced.
+          etag: the version that is replaced; empty for any.
+
+        Raises:
+          FileExistsError: something else is there.
+        """
         checksum = crc32c(data).to_bytes(4, "big")
+        condition = {"IfNoneMatch": "*"} if once else {"IfMatch": etag} if etag else {}
+
+        def send() -> Any:
+            return self.client.once(
+                name, "put_object", Body=BytesFile(memoryview(data)), ContentLength=len(data), Metadata=tags,
+                ChecksumAlgorithm="CRC32C", ChecksumCRC32C=base64.b64encode(checksum).decode(), **condition,
+            )  # fmt: skip
+
         try:
-            answer = self.client.call(
-                name, "put_object", Body=data, ChecksumCRC32C=base64.b64encode(checksum).decode(), **arguments
-            )
+            answer = retried(name, send)
         except FileExistsError:
-            found = self.head(name)
-            if mark is None or found.tags.get(CONVERSION) != mark.conversion:
+            found = self.describe(self.head(name))
+            if (found.checksum, found.size, dict(found.tags)) != (checksum, len(data), tags):
                 raise
             return found
-        return Blob(
-            name=name, kind=FILE, size=len(data), version=answer["ETag"], checksum=checksum,
-            tags=arguments.get("Metadata", {}),
-        )  # fmt: skip
+        return Blob(name=name, kind=FILE, size=len(data), version=answer["ETag"], checksum=checksum, tags=tags)
+
+    def moves(self, source: Reader) -> bool:
+        own = isinstance(source, ObjectReader) and source.storage is self
+        return own and self.copies_with_sums and source.size() >= LEAST_PART
+
+    def survey(self, directory: str) -> Iterator[Blob]:
+        """All below a directory with tags and checksums, which listings of S3 do not show: a request for each object."""
+        yield from self.together(self._describe_below, [(directory, blob) for blob in self.walk(directory)])
+
+    def _describe_below(self, found: tuple[str, Blob]) -> Blob:
+        directory, blob = found
+        if blob.kind != FILE:
+            return blob
+        return replace(self.describe(self.head(f"{directory}/{blob.name}")), name=blob.name)
+
+    def describe(self, blob: Blob) -> Blob:
+        """An object with its checksum; where the store does not tell it, its content is read."""
+        if blob.checksum is not None:
+            return blob
+        checksum = 0
+        with ObjectReader(self, blob) as reader:
+            while piece := reader.read(READ_SIZE):
+                checksum = crc32c(piece, checksum)
+        return replace(blob, checksum=checksum.to_bytes(4, "big"))
 
     def delete(self, name: str, version: int | str | None = None) -> None:
         try:

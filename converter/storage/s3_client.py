@@ -135,6 +135,30 @@ class S3Client:
         return client
 
 
+class BytesFile:
+    """Bytes as a file that botocore can read, and read again, without a copy of them."""
+
+    def __init__(self, data: memoryview):
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, size: int = -1) -> memoryview:
+        stop = len(self._data) if size is None or size < 0 else self._at + size
+        piece = self._data[self._at : stop]
+        self._at += len(piece)
+        return piece
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+
 BUCKET_OPERATIONS = frozenset(("list_objects_v2", "list_multipart_uploads", "head_bucket"))
 
 
