@@ -1,6 +1,7 @@
 from converter.storage.base import Storage
 from converter.storage.gcs import GcsStorage
 from converter.storage.local import LocalStorage
+from converter.storage.remote import ObjectStorage
 
 STORAGES: dict[str, Storage] = {"": LocalStorage(), "gs": GcsStorage()}
 """A URL's scheme to its storage; plain paths have none."""
@@ -16,3 +17,10 @@ def is_remote(name: str) -> bool:
     """Whether a name is the URL of a storage that is no file system."""
     scheme, mark, _ = name.partition("://")
     return bool(mark) and scheme in STORAGES
+
+
+def object_storage(name: str) -> ObjectStorage:
+    """The store of objects that a URL belongs to."""
+    storage = storage_of(name)
+    assert isinstance(storage, ObjectStorage), name
+    return storage
