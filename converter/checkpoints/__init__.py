@@ -26,6 +26,7 @@ from converter.checkpoints.maxtext_config import config_yaml, load_config, same_
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.checkpoints.receipt import (
     NO_DIGEST,
+    SUMS,
     Origin,
     check_receipt,
     file_digest,
@@ -37,6 +38,7 @@ from converter.checkpoints.receipt import (
     recorded_mapping,
     recorded_settings,
     stored_record,
+    sum_record,
     write_receipt,
 )
 from converter.checkpoints.trainer_config import trained_learner
@@ -47,6 +49,7 @@ __all__ = [
     "CUSTOM_METADATA",
     "NO_DIGEST",
     "RECEIPT_NAME",
+    "SUMS",
     "Checkpoint",
     "Commit",
     "Committer",
@@ -80,6 +83,7 @@ __all__ = [
     "recorded_settings",
     "same_value",
     "stored_record",
+    "sum_record",
     "train_command",
     "trained_learner",
     "whole_config",

@@ -30,12 +30,14 @@ class Commit:
       store: how the leaves are stored.
       leaves: all of them.
       custom_metadata: what goes into the step's `_CHECKPOINT_METADATA`, as JSON values.
+      chunks_elsewhere: the leaves' chunks are in an object store, where they stay; only metadata is committed.
     """
 
     output: str
     store: str
     leaves: tuple[StagedLeaf, ...]
     custom_metadata: dict[str, Any]
+    chunks_elsewhere: bool = False
 
 
 def decode(document: dict[str, Any]) -> Commit:

@@ -4,8 +4,9 @@ A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` ove
 may come in any order and from any thread, and a chunk in a wrong place counts as a wrong chunk. The grid index is one
 little-endian 64-bit number a dimension. So a chunk that is passed on is digested without decoding it, and the stored
 bytes determine every element, together with the array's metadata, which is in the receipt. A leaf that was linked to
-the source, or copied by the storage, has no digest, for its chunks were never read: its kind is `none`, that of all
-others `stored`.
+the source has no digest, for its chunks were never read: its kind is `none`, that of all others `stored`. In an object
+store, which passes chunks on by itself, the kind is `sums`: instead of a chunk's bytes, its size and the CRC-32C of its
+content count, and the store's own CRC-32C of the object shows that it is whole.
 
 The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
 the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
@@ -28,7 +29,7 @@ VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
 """A receipt of a million files; a larger file is no receipt."""
 
-STORED, NO_DIGEST = "stored", "none"
+STORED, SUMS, NO_DIGEST = "stored", "sums", "none"
 """Kinds of record."""
 
 ARRAY_METADATA = ("zarr.json", ".zarray")
@@ -47,6 +48,11 @@ def stored_record(chunks: Mapping[tuple[int, ...], int | None]) -> dict[str, Any
     if not digests or len(digests) < len(chunks):
         return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
     return {"kind": STORED, "xxh3": f"{sum(digests) % _MODULUS:032x}", "chunks": len(digests)}
+
+
+def sum_record(chunks: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
+    """The record of a leaf in an object store; `chunks` has the digests that `arrays.sum_digest` makes."""
+    return {"kind": SUMS, "xxh3": f"{sum(chunks.values()) % _MODULUS:032x}", "chunks": len(chunks)}
 
 
 def metadata_entry(
@@ -93,7 +99,7 @@ def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
     leaves = entry["leaves"]
     fits = all(
         isinstance(record, dict)
-        and record.get("kind") in (STORED, NO_DIGEST)
+        and record.get("kind") in (STORED, SUMS, NO_DIGEST)
         and isinstance(record.get("xxh3"), str)
         and type(record.get("chunks")) is int
         for record in leaves.values()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from converter.checkpoints import (
     CONFIG_NAME,
@@ -14,20 +14,20 @@ from converter.checkpoints import (
     config_yaml,
     leaf_key,
     metadata_entry,
-    stored_record,
     train_command,
     whole_config,
     write_receipt,
 )
 from converter.conversion.conversion import Conversion, Request, make_conversion
 from converter.conversion.destination import check_destination, check_overlap, check_space, resolve_destination
-from converter.conversion.stage import Stage, finish_published, tree_bytes
+from converter.conversion.object_stage import ObjectStage, finish_published_objects
+from converter.conversion.stage import Stage, Work, finish_published, tree_bytes
 from converter.conversion.stream import Written, run
 from converter.errors import DestinationError, SourceError
 from converter.location import locate
 from converter.mapping import MODEL, TRAINING, training_keys
-from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source
-from converter.storage import write_error
+from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source, transfer_between
+from converter.storage import storage_of, write_error
 from converter.version import __version__
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
@@ -97,9 +97,10 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
     source = open_source(request.source, step=request.step, mapping=request.mapping, options=request.options.table)
     configuration = configure_source(source, request.settings)
-    plan = make_plan(source, request.options, configuration, jobs=request.jobs)
+    transfer = transfer_between(source.checkpoint.directory, destination)
+    plan = make_plan(source, replace(request.options, transfer=transfer), configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
-    if finish_published(destination, conversion.journal):
+    if _is_finished(destination, conversion):
         written, resumed, leftover = Written(), True, ""
     else:
         check_overlap(destination, request.source)
@@ -123,19 +124,19 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
 def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Committer) -> tuple[Written, bool, str]:
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan, destination = conversion.plan, conversion.destination
-    stage = Stage(destination, plan.options.store, plan.leaves)
+    kind = Stage if storage_of(destination).renames else ObjectStage
+    stage = kind(destination, plan.options.store, plan.leaves)
     try:
-        stage.begin(conversion.journal, fresh=conversion.fresh)
+        stage.begin(conversion.journal, fresh=conversion.fresh, overwrite=conversion.overwrite)
         check_space(destination, conversion.expected_bytes - stage.staged_bytes())
-        stage.storage.prepare(destination, stage.root)
+        stage.prepare()
         written = run(conversion, stage, progress, watch=committer.check)
         _finish(conversion, stage, written, committer)
         if conversion.source_has_changed():
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         # Others may have put something there since we looked.
         _check_destination(conversion)
-        stage.mark_published()
-        stage.storage.publish(stage.publication)
+        stage.publish()
     except BaseException as error:
         if stage.holds_work() and _is_of_use(error, conversion):
             if isinstance(error, SourceError):
@@ -147,6 +148,12 @@ def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Co
     finally:
         progress.close()
     return written, stage.resumed, stage.remove()
+
+
+def _is_finished(destination: str, conversion: Conversion) -> bool:
+    """Whether an earlier run was killed when all was done; what it left is removed."""
+    finish = finish_published if storage_of(destination).renames else finish_published_objects
+    return finish(destination, conversion.journal)
 
 
 def _check_destination(conversion: Conversion) -> None:
@@ -166,11 +173,10 @@ def _is_of_use(error: BaseException, conversion: Conversion) -> bool:
         return True  # that it cannot be read now does not mean that it has changed
 
 
-def _finish(conversion: Conversion, stage: Stage, written: Written, committer: Committer) -> None:
+def _finish(conversion: Conversion, stage: Work, written: Written, committer: Committer) -> None:
     """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     plan = conversion.plan
-    stage.check_whole(plan.leaves)
-    records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
+    records = stage.finish_leaves(plan.leaves, written.digests)
     table = conversion.source.match.table
     states = table.states(plan.options.table)
     entry = metadata_entry(records, fits={name: states[name] for name in table.fits}, settings=plan.settings)
@@ -179,15 +185,18 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
         for leaf in plan.leaves
     )
     scan_layers = bool(plan.config["scan_layers"])
-    committer.commit(Commit(stage.output, plan.options.store, leaves, {"scan_layers": scan_layers, **entry}))
+    elsewhere = not storage_of(conversion.destination).renames
+    custom = {"scan_layers": scan_layers, **entry}
+    committer.commit(Commit(stage.output, plan.options.store, leaves, custom, chunks_elsewhere=elsewhere))
     text = config_yaml(
         plan.config, _comment(conversion), plan.settings, origins=plan.configuration.origins,
         comments=plan.configuration.comments, patches=conversion.patches,
     )  # fmt: skip
     try:
-        stage.storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
+        storage = storage_of(stage.output)
+        storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
         write_receipt(stage.output, _origin(conversion))
-        stage.storage.flush(stage.output)
+        storage.flush(stage.output)
     except OSError as error:
         raise write_error(os.fspath(error.filename or stage.output), error) from None
 

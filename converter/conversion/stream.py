@@ -10,8 +10,8 @@ from converter.arrays import LeafStore, check_chunk
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter
-from converter.conversion.stage import Stage
-from converter.planning import COPIERS, LINK, Task
+from converter.conversion.stage import Work
+from converter.planning import LINK, Task
 from converter.work import ByteBudget, Progress
 
 Unit = Callable[[], int]
@@ -55,7 +55,7 @@ class Written:
 
 
 def run(
-    conversion: Conversion, stage: Stage, progress: Progress, *, watch: Callable[[], None] = lambda: None
+    conversion: Conversion, stage: Work, progress: Progress, *, watch: Callable[[], None] = lambda: None
 ) -> Written:
     """Writes all leaves of a conversion into a stage.
 
@@ -75,7 +75,7 @@ def run(
 
 
 class _Engine:
-    def __init__(self, conversion: Conversion, stage: Stage, progress: Progress):
+    def __init__(self, conversion: Conversion, stage: Work, progress: Progress):
         self.conversion = conversion
         self.plan = conversion.plan
         self.stage = stage
@@ -92,10 +92,11 @@ class _Engine:
     def run(self, watch: Callable[[], None]) -> Written:
         jobs = self.plan.jobs
         futures: list[Future[None]] = []
-        with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
+        copiers = self.stage.copiers(self.plan.options.transfer)
+        with ThreadPoolExecutor(jobs + copiers, "ax2mt") as pool:
             try:
                 futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
-                futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
+                futures += [pool.submit(self._worker, self.copies) for _ in range(copiers)]
                 while not _settled(futures):
                     watch()
             finally:
@@ -199,7 +200,7 @@ class _TaskWork:
         self.stores: list[LeafStore] = []
         self._lock = threading.Lock()
 
-    def open(self, stage: Stage) -> None:
+    def open(self, stage: Work) -> None:
         with self._lock:
             if not self.stores:
                 self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]

@@ -4,11 +4,17 @@ from dataclasses import dataclass
 
 from converter.choices import STORES
 from converter.errors import UsageError
+from converter.storage import is_remote, storage_of
 
 DEFAULT_MEMORY = 1 << 30
 
 JOBS = 2
 """Blocks in flight by default; more than two bring nothing on two cores."""
+
+
+LOCAL, DOWNLOAD, UPLOAD, IN_STORE = "local", "download", "upload", "in store"
+"""How chunks that are passed through travel: between local files, from an object store to files, through this machine
+into an object store, or inside one store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +27,7 @@ class Options:
       store: how leaves are stored, see `encoding`.
       rewrite: decode and encode every chunk, also where it could be passed through.
       link: hard-link chunks that can be passed through.
+      transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
     """
 
     table: frozenset[str] = frozenset()
@@ -28,6 +35,7 @@ class Options:
     store: str = STORES[0]
     rewrite: bool = False
     link: bool = False
+    transfer: str = LOCAL
 
     def check(self) -> None:
         """Refuses options that contradict each other.
@@ -39,5 +47,18 @@ class Options:
             raise UsageError(f"--store {self.store}: expected one of {', '.join(STORES)}")
         if self.link and self.store == "zarr2":
             raise UsageError("--link keeps chunks as they are, --store zarr2 rewrites them; use --store files or ocdbt")
+        if self.link and self.transfer != LOCAL:
+            raise UsageError("--link makes hard links, which are between local files; drop it for URLs")
+        if self.store == "zarr2" and self.transfer in (UPLOAD, IN_STORE):
+            raise UsageError(
+                "--store zarr2 has no checksums that an object store can check; use --store files or ocdbt"
+            )
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
+
+
+def transfer_between(source: str, destination: str) -> str:
+    """How passed chunks travel from one path or URL to another."""
+    if not is_remote(destination):
+        return DOWNLOAD if is_remote(source) else LOCAL
+    return IN_STORE if storage_of(source) is storage_of(destination) else UPLOAD

@@ -18,7 +18,7 @@ from converter.axes import (
 from converter.errors import UsageError
 from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule
 from converter.planning.fidelity import TIED_KEY, Remedies
-from converter.planning.options import JOBS, Options
+from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source, configure_source
 
@@ -229,8 +229,9 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
     route = choose_route(
-        axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link, value=row.value
-    )
+        axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link,
+        in_store=options.transfer == IN_STORE, value=row.value,
+    )  # fmt: skip
     blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value)
     leaves = tuple(
         Array(path=path, dtype=arrays[0].dtype, shape=shape, chunks=chunk, encoding=route.encoding)

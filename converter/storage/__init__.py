@@ -6,6 +6,7 @@ from converter.storage.base import (
     DANGLING,
     DIRECTORY,
     FILE,
+    RESIDUE,
     UNREADABLE,
     Blob,
     Mark,
@@ -17,7 +18,7 @@ from converter.storage.base import (
 )
 from converter.storage.litter import PROBE, has_litter_in, is_litter, litter_in, without_litter
 from converter.storage.reading import find_litter, in_parallel, is_file, parse_json, read_json, read_small, short_text
-from converter.storage.registry import STORAGES, is_remote, storage_of
+from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
 from converter.storage.write_errors import free_text, write_error
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DIRECTORY",
     "FILE",
     "PROBE",
+    "RESIDUE",
     "STORAGES",
     "UNREADABLE",
     "Blob",
@@ -44,6 +46,7 @@ __all__ = [
     "is_litter",
     "is_remote",
     "litter_in",
+    "object_storage",
     "parse_json",
     "read_json",
     "read_small",

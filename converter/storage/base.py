@@ -57,6 +57,9 @@ class Mark:
     work_area: str
 
 
+RESIDUE = bytes.fromhex("48674bc7")
+"""The CRC-32C, as a store has it (big-endian), of any bytes with their own CRC-32C, little-endian, behind them."""
+
 CONVERSION, CONTENT_SUM = "ax2mt-conversion", "ax2mt-crc32c"
 """Tags of the objects that we write: the conversion's digest; the CRC-32C, in hexadecimal digits, of what comes before
 the four bytes of checksum at a chunk's end. The latter is missing where it was not known when the upload began."""

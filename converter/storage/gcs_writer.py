@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from converter.storage.base import CONTENT_SUM, CONVERSION, Blob, Mark, Reader, ReadError
+from converter.storage.base import CONTENT_SUM, CONVERSION, RESIDUE, Blob, Mark, Reader, ReadError
 from converter.storage.remote import ObjectReader, copy_bytes, split_url
 from converter.storage.retries import Transient, retried
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 GRAIN = 256 << 10
 """Pieces of an upload are multiples of this, but for the last."""
 
-PIECE = 8 << 20
-"""Bytes that are held and sent at once. At 100 ms a request, one upload moves 80 MB/s."""
+PIECE = 4 << 20
+"""Bytes that are held and sent at once. At 100 ms a request, one upload moves 40 MB/s."""
 
 SUM_BYTES = 4
-
-RESIDUE = bytes.fromhex("48674bc7")
-"""The CRC-32C of any text with its own CRC-32C, little-endian, behind it."""
 
 
 class GcsWriter:
@@ -65,9 +62,9 @@ class GcsWriter:
 
     def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> int | None:
         """Leaves the bytes where they are if the store knows their checksum; what comes next is put behind them."""
-        if self.mark and isinstance(source, ObjectReader) and source.storage is self.storage and source.blob.checksum:
+        if self.mark and isinstance(source, ObjectReader) and self.storage.moves(source):
             self._whole = source.blob
-            return int.from_bytes(source.blob.checksum, "big")
+            return int.from_bytes(source.blob.checksum or b"", "big")
         copy_bytes(source, look, self.write)
         return None
 

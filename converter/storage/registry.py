@@ -1,6 +1,7 @@
 from converter.storage.base import Storage
 from converter.storage.gcs import GcsStorage
 from converter.storage.local import LocalStorage
+from converter.storage.remote import ObjectStorage
 from converter.storage.s3 import S3Storage
 
 STORAGES: dict[str, Storage] = {"": LocalStorage(), "gs": GcsStorage(), "s3": S3Storage()}
@@ -17,3 +18,10 @@ def is_remote(name: str) -> bool:
     """Whether a name is the URL of a storage that is no file system."""
     scheme, mark, _ = name.partition("://")
     return bool(mark) and scheme in STORAGES
+
+
+def object_storage(name: str) -> ObjectStorage:
+    """The store of objects that a URL belongs to."""
+    storage = storage_of(name)
+    assert isinstance(storage, ObjectStorage), name
+    return storage

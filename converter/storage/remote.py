@@ -105,6 +105,14 @@ class ObjectStorage(ABC):
     @abstractmethod
     def kvstore(self, directory: str) -> dict[str, Any]: ...
 
+    def moves(self, source: Reader) -> bool:
+        """Whether an open blob can be copied into this store without its bytes passing this machine."""
+        return isinstance(source, ObjectReader) and source.storage is self and source.blob.checksum is not None
+
+    def survey(self, directory: str) -> Iterator[Blob]:
+        """All below a directory, with the tags and checksums of the objects; `walk` may lack them."""
+        return self.walk(directory)
+
     # What is made of them.
 
     def pin(self, directory: str) -> None:
