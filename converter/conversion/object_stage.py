@@ -301,6 +301,7 @@ class ObjectStage(Work):
         self._local.cleanup()
 
     def _clear_work_area(self, journal: Blob | None) -> None:
+        self.storage.abort_uploads(self.destination)
         names = [name for blob in self.storage.walk(self.root) if (name := f"{self.root}/{blob.name}") != self.journal]
         self.storage.together(self.storage.delete, names)
         if journal:

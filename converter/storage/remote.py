@@ -113,6 +113,10 @@ class ObjectStorage(ABC):
         """All below a directory, with the tags and checksums of the objects; `walk` may lack them."""
         return self.walk(directory)
 
+    def abort_uploads(self, directory: str) -> int:  # noqa: ARG002
+        """Ends the uploads below a directory that nobody will finish, where the store keeps their parts; how many."""
+        return 0
+
     # What is made of them.
 
     def pin(self, directory: str) -> None:

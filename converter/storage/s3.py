@@ -113,7 +113,7 @@ class S3Storage(ObjectStorage):
         return own and self.copies_with_sums and source.size() >= LEAST_PART
 
     def survey(self, directory: str) -> Iterator[Blob]:
-        """All below a directory with tags and checksums, which listings of S3 do not show: a request for each object."""
+        """See `ObjectStorage`; a request for each object, because listings of S3 show neither tags nor checksums."""
         yield from self.together(self._describe_below, [(directory, blob) for blob in self.walk(directory)])
 
     def _describe_below(self, found: tuple[str, Blob]) -> Blob:
@@ -145,7 +145,6 @@ class S3Storage(ObjectStorage):
         return self.client.kvstore(directory.removesuffix("/.").rstrip("/") + "/")
 
     def abort_uploads(self, directory: str) -> int:
-        """Ends the multipart uploads below a directory that nobody will complete; returns how many."""
         prefix = directory.rstrip("/") + "/"
         bucket, start = split_url(prefix)
         found: list[tuple[str, str]] = []

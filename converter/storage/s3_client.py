@@ -1,8 +1,8 @@
 """The client of S3: how it is set up, and its errors as ours.
 
-botocore signs, finds credentials (environment, profiles, SSO, containers, instances) and follows a bucket to its region.
-It alone is enough here: bodies that are read from their streams, and parts that come with their checksum, took less
-processor time than with obstore or boto3 (docs/s3.md), and no lighter client lets one put multipart uploads together.
+botocore signs, finds credentials (environment, profiles, SSO, containers, instances) and follows a bucket to its
+region. It alone is enough here: bodies that are read from their streams, and parts that come with their checksum, took
+less processor time than obstore (docs/buckets.md), and no lighter client lets one put multipart uploads together.
 """
 
 import os
@@ -96,7 +96,7 @@ class S3Client:
         return self._regions[bucket]
 
     def _credentials(self) -> dict[str, str]:
-        """Where TensorStore finds credentials; those that only botocore can get, as of SSO, it finds in the environment."""
+        """Where TensorStore finds credentials; those that only botocore can get, as of SSO: in the environment."""
         found = self._session.get_credentials()
         if found is None:
             return {"type": "default"}

@@ -1,4 +1,4 @@
-"""What S3 and the way to it answer: `Transient` where the same request may succeed later, else `OSError` with one line."""
+"""What S3 and the way to it answer: `Transient` where the same request may succeed later, else an `OSError`."""
 
 import errno
 from typing import Any
@@ -68,7 +68,8 @@ def translate(error: Exception, name: str) -> Exception:
 def _of_answer(error: Any, name: str) -> Exception:
     found: dict[str, Any] = error.response.get("Error", {})
     metadata: dict[str, Any] = error.response.get("ResponseMetadata", {})
-    code, status, headers = str(found.get("Code", "")), metadata.get("HTTPStatusCode", 0), metadata.get("HTTPHeaders", {})
+    code, status = str(found.get("Code", "")), metadata.get("HTTPStatusCode", 0)
+    headers = metadata.get("HTTPHeaders", {})
     if code in RETRIED_CODES or status in RETRIED:
         return Transient(f"the store answered {_shown(status, code, found)}", wait_of(headers.get("retry-after")))
     if code == "NoSuchBucket":

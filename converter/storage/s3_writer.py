@@ -5,6 +5,7 @@ A copied part comes back with its CRC-32C, so that a chunk gets the checksum at 
 
 import base64
 import errno
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class S3Writer:
         self._upload = ""
         self._parts: list[dict[str, Any]] = []
         self._sum = 0
+        self._is_done = False
+        """An equal run made the object while this one was at it: what comes is dropped."""
 
     def write(self, data: Any) -> None:
         view = memoryview(data).cast("B")
@@ -83,25 +86,22 @@ class S3Writer:
 
     def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> int | None:
         if isinstance(source, ObjectReader) and self._storage.moves(source):
-            checksum = self._copy_parts(source)
+            try:
+                checksum = self._copy_parts(source)
+            except UploadGone:
+                checksum = self._copy_parts(source)  # by an equal run that tidied up; `commit` finds what it made
             if checksum is not None:
                 return checksum
         copy_bytes(source, look, self.write)
         return None
 
     def commit(self) -> None:
-        if not self._upload:
+        if self._upload and self._held:
+            self._send_part()
+        if self._upload:
+            self._complete()
+        elif not self._is_done:
             self._put()
-        else:
-            if self._held:
-                self._send_part()
-            try:
-                self._complete()
-            except (FileExistsError, UploadGone) as error:
-                # An equal run was quicker; or this was answered before, and the answer lost.
-                if not self._is_there():
-                    raise OSError(errno.EEXIST, error.strerror, self.name) from None
-                self.abort()
         self._forget()
 
     def abort(self) -> None:
@@ -117,6 +117,7 @@ class S3Writer:
         """Lets the store copy a blob; returns its CRC-32C, or None where the store does not tell it."""
         blob = source.blob
         bucket, key = split_url(blob.name)
+        self._parts, self._sum = [], 0
         self._begin()
         for start, stop in copied_ranges(blob.size):
             arguments = {"CopySourceRange": f"bytes={start}-{stop - 1}"} if stop - start < blob.size else {}
@@ -155,6 +156,9 @@ class S3Writer:
             self._storage.rooms.release()
 
     def _send_part(self) -> None:
+        if self._is_done:
+            self._held = 0
+            return
         if not self._upload:
             self._begin()
         body = memoryview(self._memory)[: self._held]
@@ -166,7 +170,13 @@ class S3Writer:
                 ContentLength=len(body), ChecksumCRC32C=_text(checksum),
             )  # fmt: skip
 
-        answer = retried(self.name, send)
+        try:
+            answer = retried(self.name, send)
+        except UploadGone:
+            if not self._is_there(None):
+                raise
+            self._upload, self._held, self._is_done = "", 0, True
+            return
         self._note_part(answer["ETag"], checksum, self._held)
         self._held = 0
 
@@ -182,37 +192,41 @@ class S3Writer:
         )["UploadId"]  # fmt: skip
 
     def _complete(self) -> None:
-        arguments: dict[str, Any] = {"IfNoneMatch": "*"} if self._mark else {}
+        """Makes the object appear; one that is there already and the same is left, whoever made it."""
+        condition = {"IfNoneMatch": "*"} if self._mark else {}
 
         def complete() -> None:
             try:
                 self._client.once(
                     self.name, "complete_multipart_upload", UploadId=self._upload, ChecksumType="FULL_OBJECT",
-                    ChecksumCRC32C=_text(self._sum), MultipartUpload={"Parts": self._parts}, **arguments,
+                    ChecksumCRC32C=_text(self._sum), MultipartUpload={"Parts": self._parts}, **condition,
                 )  # fmt: skip
             except Transient:
-                # A conflict (409) stays one: whoever was quicker may have finished meanwhile.
-                if self._mark and self._is_there():
-                    return
-                raise
+                # The answer was lost, or it was a conflict (409) with somebody who was quicker.
+                if not self._mark or not self._is_there(self._sum):
+                    raise
 
-        retried(self.name, complete)
+        try:
+            retried(self.name, complete)
+        except (FileExistsError, UploadGone) as error:
+            if not self._is_there(self._sum):
+                raise OSError(errno.EEXIST, error.strerror, self.name) from None
+            self.abort()
 
-    def _is_there(self) -> bool:
-        """Whether the object is there as this writer would have made it."""
+    def _is_there(self, checksum: int | None) -> bool:
+        """Whether the object is there as this writer would have made it, as far as its checksum is known."""
         try:
             found = self._storage.head(self.name)
         except FileNotFoundError:
             return False
         own = self._mark is None or found.tags.get(CONVERSION) == self._mark.conversion
-        return own and found.checksum in (None, self._sum.to_bytes(4, "big"))
+        return own and (checksum is None or self._storage.describe(found).checksum == checksum.to_bytes(4, "big"))
 
 
 def copied_ranges(size: int) -> Iterator[tuple[int, int]]:
     """Start and stop of the parts that a blob is copied in: as few as the limit allows, of about one size."""
     count = math.ceil(size / LARGEST_COPY)
-    bounds = [size * number // count for number in range(count + 1)]
-    yield from zip(bounds, bounds[1:], strict=False)
+    yield from itertools.pairwise(size * number // count for number in range(count + 1))
 
 
 def _text(checksum: int) -> str:

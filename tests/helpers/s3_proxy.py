@@ -86,7 +86,8 @@ class Proxy:
 
     def count(self, method: str, path: str = "") -> int:
         """How many requests of a kind there were."""
-        return sum(request.startswith(f"{method} ") and re.search(path, request) is not None for request in self.requests)
+        found = [request for request in self.requests if request.startswith(f"{method} ") and re.search(path, request)]
+        return len(found)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,4 +151,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _error(rule: Rule) -> bytes:
-    return f'<?xml version="1.0"?><Error><Code>{rule.code}</Code><Message>as asked</Message>{rule.body}</Error>'.encode()
+    content = f"<Code>{rule.code}</Code><Message>as asked</Message>{rule.body}"
+    return f'<?xml version="1.0"?><Error>{content}</Error>'.encode()

@@ -84,6 +84,24 @@ def test_an_equal_run_may_be_quicker_and_another_one_not(size: int, bucket: str,
     assert storage.abort_uploads(f"s3://{bucket}") == 0
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_twin_that_ends_may_tidy_up(copied: bool, bucket: str, seaweedfs: S3) -> None:
+    storage, data = S3Storage(), os.urandom(21 << 20)
+    seaweedfs.put(bucket, "source", data)
+    slow, quick = (storage.create(f"s3://{bucket}/out/x", len(data), OURS) for _ in range(2))
+    with storage.open(f"s3://{bucket}/source") as source:
+        if copied:
+            assert slow.copy_from(source, pytest.fail) == crc32c(data)
+        else:
+            slow.write(data[: 9 << 20])
+        written(quick, data)
+        assert storage.abort_uploads(f"s3://{bucket}/out") == 1
+        if not copied:
+            slow.write(data[9 << 20 :])
+        slow.commit()
+    assert seaweedfs.read(bucket, "out/x") == data
+
+
 def test_what_was_begun_can_be_cleared(bucket: str, seaweedfs: S3) -> None:
     storage = S3Storage()
     for number in range(3):
@@ -233,7 +251,7 @@ FINAL: list[tuple[Rule, str]] = [
     (Rule(status=403, code="InvalidObjectState"), "archive class"),
     (Rule(status=404, code="NoSuchBucket"), "there is no bucket bucket"),
     (Rule(status=404, code="NoSuchKey"), "was removed while it was read"),
-    (Rule(status=301, code="PermanentRedirect", headers={"x-amz-bucket-region": "eu-west-1"}), "set AWS_REGION=eu-west-1"),
+    (Rule(status=301, code="PermanentRedirect", headers={"x-amz-bucket-region": "eu-west-1"}), "AWS_REGION=eu-west-1"),
     (Rule(status=400, code="AuthorizationHeaderMalformed", body="<Region>eu-west-1</Region>"), "AWS_REGION=eu-west-1"),
     (Rule(status=400, code="Strange"), "the store answered 400 Strange: as asked"),
 ]  # fmt: skip
