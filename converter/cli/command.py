@@ -13,9 +13,7 @@ def _flags(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; no progress.")] = False,
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="Name each finished leaf and each retry; show where an internal error is."
-        ),
+        typer.Option("--verbose", "-v", help="Name each leaf and each retry; show where an internal error is."),
     ] = False,
 ) -> None:
     """The options that all commands have, as Typer reads them."""

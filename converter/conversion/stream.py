@@ -11,7 +11,7 @@ from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter
 from converter.conversion.stage import Work
-from converter.planning import LINK, Task
+from converter.planning import IN_STORE, LINK, Task
 from converter.storage import storage_of
 from converter.work import ByteBudget, Progress
 
