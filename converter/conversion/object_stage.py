@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from converter.arrays import Array, ObjectLeafStore
+from converter.arrays import CHUNKS, Array, ObjectLeafStore
 from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, sum_record
 from converter.conversion.stage import SOURCE_FILES, STREAMS, Work, differences, stage_path
 from converter.errors import DestinationError
@@ -158,13 +158,16 @@ class ObjectStage(Work):
     def _leaf_name(self, leaf: Array) -> str:
         return f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
 
+    def _place(self, leaf: Array) -> str:
+        """Where a leaf's chunks are, below the directory of arrays."""
+        return self._leaf_name(leaf) + (f"/{CHUNKS}" if self.store == "ocdbt" else "")
+
     def open_leaf(self, leaf: Array) -> ObjectLeafStore:
-        below = "/chunks" if self.store == "ocdbt" else ""
         store = ObjectLeafStore(
             leaf,
             self.leaf_directory(leaf),
             database_key=leaf_key(leaf.path) if self.store == "ocdbt" else None,
-            chunk_directory=f"{self.destination}/{self.step}/{ITEMS}/{self._leaf_name(leaf)}{below}",
+            chunk_directory=f"{self.destination}/{self.step}/{ITEMS}/{self._place(leaf)}",
             mark=self._mark,
             found=self._found,
         )
@@ -182,7 +185,8 @@ class ObjectStage(Work):
             sealed = {leaf.path: (self._stores.get(leaf.path) or self.open_leaf(leaf)).seal(found) for leaf in leaves}
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
-        return {leaf_key(path): sum_record(chunks) for path, chunks in sealed.items()}
+        places = {leaf.path: self._place(leaf) for leaf in leaves}
+        return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
 
     def holds_work(self) -> bool:
         return self.resumed or any(store.digests for store in self._stores.values())

@@ -17,7 +17,16 @@ from converter.storage.base import (
     Writer,
 )
 from converter.storage.litter import PROBE, has_litter_in, is_litter, litter_in, without_litter
-from converter.storage.reading import find_litter, in_parallel, is_file, parse_json, read_json, read_small, short_text
+from converter.storage.reading import (
+    find_litter,
+    in_parallel,
+    is_file,
+    parse_json,
+    read_json,
+    read_small,
+    short_text,
+    store_errors,
+)
 from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
 from converter.storage.write_errors import free_text, write_error
 
@@ -52,6 +61,7 @@ __all__ = [
     "read_small",
     "short_text",
     "storage_of",
+    "store_errors",
     "without_litter",
     "write_error",
 ]

@@ -3,11 +3,33 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from converter.errors import Ax2mtError
+from converter.errors import Ax2mtError, DestinationError, SourceError
 from converter.storage.litter import litter_in
-from converter.storage.registry import storage_of
+from converter.storage.registry import is_remote, storage_of
+
+
+@contextmanager
+def store_errors(destination: str) -> Iterator[None]:
+    """Turns what a store of objects refuses, wherever it was asked, into an error of the side that it belongs to.
+
+    Args:
+      destination: the URL that is written; empty where none is.
+
+    Raises:
+      DestinationError, SourceError: instead of an `OSError` that names a URL.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename or "")
+        if not is_remote(name):
+            raise
+        side = DestinationError if destination and name.startswith(destination.rstrip("/")) else SourceError
+        raise side(f"{name}: {error.strerror or error}") from None
+
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")

@@ -5,16 +5,19 @@ All findings are collected; the first one does not stop the run.
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
+    SUMS,
     Target,
     check_pair,
     open_target,
     orbax_problems,
+    read_records,
     recorded_settings,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
@@ -31,9 +34,11 @@ from converter.planning import (
     make_plan,
     open_source,
 )
+from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
 from converter.verification.result import CastReport, Finding, Verification
+from converter.verification.sums import pin
 from converter.verification.values import ValueComparison
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
@@ -78,13 +83,14 @@ def verify(
         raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
+    pin(target.root)
     opened = _with_evident_options(open_source(source, step=step, mapping=mapping), target)
     configuration = configure_source(opened, recorded=recorded_settings(target.custom))
     options = Options(table=opened.match.options, max_memory=max_memory, rewrite=True)
     plan = make_plan(opened, options, configuration, jobs=jobs)
     fitted = fitted_scales(opened, plan.config)
     coverage = _open_leaves(plan, target, dtype)
-    values = ValueComparison(plan, coverage.arrays, fitted, progress)
+    values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
     _find_missing_chunks(coverage.arrays, values)
     try:
         values.run(max_memory=max_memory, jobs=jobs, sample=sample, decode=decode)
@@ -124,6 +130,18 @@ def _with_evident_options(source: Source, target: Target) -> Source:
     if not options:
         return source
     return dataclasses.replace(source, match=match_table(table, source.checkpoint.shapes, options=options))
+
+
+def _object_places(source: Source, target: Target) -> dict[str, str]:
+    """Where the leaves' chunks are objects, if source and checkpoint are both in stores that know checksums."""
+    if storage_of(source.checkpoint.directory).renames or storage_of(target.items).renames:
+        return {}
+    records = read_records(target.custom) or {}
+    return {
+        path: os.path.join(target.items, records[key]["place"])
+        for path, key in target.keys.items()
+        if key in records and records[key]["kind"] == SUMS
+    }
 
 
 def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:
