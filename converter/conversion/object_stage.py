@@ -332,12 +332,12 @@ class ObjectStage(Work):
     def _list(self) -> dict[str, Blob]:
         """All that is at the destination, by its name below it, under its URL."""
         self.storage.release(self.destination)
-        blobs = self.storage.survey(self.destination)
-        return {
-            blob.name: replace(blob, name=f"{self.destination}/{blob.name}")
-            for blob in blobs
+        found = (
+            replace(blob, name=f"{self.destination}/{blob.name}")
+            for blob in self.storage.walk(self.destination)
             if not has_litter_in(blob.name)
-        }
+        )
+        return {blob.name.removeprefix(f"{self.destination}/"): blob for blob in self.storage.described(found)}
 
 
 LAST = 6

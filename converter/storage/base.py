@@ -201,10 +201,14 @@ class Storage(Protocol):
     concurrency: int
     renames: bool
 
-    def pin(self, directory: str) -> None:
+    def pin(self, directory: str, *, described: bool = False) -> None:
         """Lists all below a directory once, where that takes requests; it is read as it is now, until `release`.
 
         A blob that was written again since then cannot be read any more.
+
+        Args:
+          directory: a directory.
+          described: tags and checksums are wanted too, be it for a request for each blob.
         """
         ...
 

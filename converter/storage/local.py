@@ -33,7 +33,7 @@ class LocalStorage:
     concurrency = 1
     renames = True
 
-    def pin(self, directory: str) -> None:
+    def pin(self, directory: str, *, described: bool = False) -> None:
         """A listing of files costs little, and files have no versions to be read by."""
 
     def release(self, directory: str) -> None:

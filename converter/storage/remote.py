@@ -109,9 +109,9 @@ class ObjectStorage(ABC):
         """Whether an open blob can be copied into this store without its bytes passing this machine."""
         return isinstance(source, ObjectReader) and source.storage is self and source.blob.checksum is not None
 
-    def survey(self, directory: str) -> Iterator[Blob]:
-        """All below a directory, with the tags and checksums of the objects; `walk` may lack them."""
-        return self.walk(directory)
+    def described(self, blobs: Iterable[Blob]) -> Iterable[Blob]:
+        """Listed objects with their tags and checksums, where listings do not show them; one that is gone is left out."""
+        return blobs
 
     def abort_uploads(self, directory: str) -> int:  # noqa: ARG002
         """Ends the uploads below a directory that nobody will finish, where the store keeps their parts; how many."""
@@ -119,10 +119,11 @@ class ObjectStorage(ABC):
 
     # What is made of them.
 
-    def pin(self, directory: str) -> None:
+    def pin(self, directory: str, *, described: bool = False) -> None:
         self.release(directory)
         prefix = _below(directory)
-        self._snapshots[prefix] = Snapshot(prefix, self.objects(prefix))
+        blobs = self.described(self.objects(prefix)) if described else self.objects(prefix)
+        self._snapshots[prefix] = Snapshot(prefix, blobs)
 
     def release(self, directory: str) -> None:
         prefix = _below(directory)

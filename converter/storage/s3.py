@@ -4,7 +4,7 @@ import base64
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -112,15 +112,15 @@ class S3Storage(ObjectStorage):
         own = isinstance(source, ObjectReader) and source.storage is self
         return own and self.copies_with_sums and source.size() >= LEAST_PART
 
-    def survey(self, directory: str) -> Iterator[Blob]:
-        """See `ObjectStorage`; a request for each object, because listings of S3 show neither tags nor checksums."""
-        yield from self.together(self._describe_below, [(directory, blob) for blob in self.walk(directory)])
+    def described(self, blobs: Iterable[Blob]) -> Iterable[Blob]:
+        """See `ObjectStorage`; listings of S3 show neither tags nor checksums, so that this takes a request for each."""
+        return [blob for blob in self.together(self._describe_listed, list(blobs)) if blob is not None]
 
-    def _describe_below(self, found: tuple[str, Blob]) -> Blob:
-        directory, blob = found
-        if blob.kind != FILE:
-            return blob
-        return replace(self.describe(self.head(f"{directory}/{blob.name}")), name=blob.name)
+    def _describe_listed(self, blob: Blob) -> Blob | None:
+        try:
+            return blob if blob.kind != FILE else self.describe(self.head(blob.name))
+        except FileNotFoundError:
+            return None
 
     def describe(self, blob: Blob) -> Blob:
         """An object with its checksum; where the store does not tell it, its content is read."""

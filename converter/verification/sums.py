@@ -24,7 +24,7 @@ def pin(directory: str) -> None:
       VerificationError: it cannot be listed.
     """
     try:
-        storage_of(directory).pin(directory)
+        storage_of(directory).pin(directory, described=True)
     except OSError as error:
         raise VerificationError(f"{directory}: cannot be listed: {error.strerror}") from None
 

@@ -24,7 +24,7 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
 
-    def pin(self, directory: str) -> None:
+    def pin(self, directory: str, *, described: bool = False) -> None:
         """Nothing changes here."""
 
     def release(self, directory: str) -> None:
