@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @documented
 def convert(
     source: SourcePath,
-    destination: Annotated[Path, Option("New directory; MaxText gets DST/0/items.", metavar="DST")],
+    destination: Annotated[Path, Option("New directory; MaxText gets DST/<step>/items.", metavar="DST")],
     **options: Unpack[ConvertArguments],
 ) -> "Result":
     """Converts an AXLearn checkpoint into a MaxText checkpoint, or resumes an interrupted conversion.
@@ -94,6 +94,9 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
         mapping=_optional(options["mapping"]),
         options=made.table,
         metadata_only=options["metadata_only"],
+        tree=made.tree,
+        optimizer=made.state_optimizer,
+        force=made.force,
     )
     return make_plan(opened, made, configure_source(opened, _settings(options["set"])), jobs=_jobs(options["jobs"]))
 
@@ -120,12 +123,13 @@ def verify(
     from converter.verification import verify_digests
 
     step, mapping, dtype, sample = options["step"], _optional(options["mapping"]), options["dtype"], options["sample"]
+    tree = options["tree"]
     if dtype is not None and dtype not in CAST_DTYPES:
         raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
     progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
     if destination is None:
-        if (step, mapping, dtype, sample) != (None, None, None, None):
-            raise UsageError("--step, --mapping, --dtype and --sample need a source: verify SRC DST")
+        if (step, mapping, tree, dtype, sample) != (None,) * 5:
+            raise UsageError("--step, --mapping, --tree, --dtype and --sample need a source: verify SRC DST")
         return verify_digests(os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs)
     return compare(
         os.fspath(source),
@@ -133,6 +137,7 @@ def verify(
         progress,
         step=step,
         mapping=mapping,
+        tree=tree,
         dtype=dtype,
         sample=sample,
         decode=options["decode"],
@@ -168,6 +173,7 @@ def compare_logits(
         os.fspath(destination),
         step=options["step"],
         mapping=_optional(options["mapping"]),
+        tree=options["tree"],
         settings=_settings(options["set"]),
         norm_after=options["norm_after_rope"],
     )
@@ -203,6 +209,7 @@ def logits(
         os.fspath(path),
         step=options["step"],
         mapping=_optional(options["mapping"]),
+        tree=options["tree"],
         settings=_settings(options["set"]),
         norm_after_rope=options["norm_after_rope"],
     )
@@ -235,6 +242,7 @@ def parameters(
         step=options["step"],
         mapping=_optional(options["mapping"]),
         options=_table_options(options["untie"], options["option"]),
+        tree=options["tree"],
     )
 
 
@@ -263,6 +271,10 @@ def _options(given: ConversionArguments) -> "Options":
         store=given["store"],
         rewrite=given["rewrite"],
         link=given["link"],
+        tree=given["tree"],
+        state=given["state"],
+        optimizer=given["optimizer"],
+        force=given["force"],
     )
     made.check()
     return made

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast, get_args
 
-from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, QkNorm, Store
+from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, QkNorm, Store, Tree
 
 if TYPE_CHECKING:
     from converter.work import Progress
@@ -51,6 +51,7 @@ SourcePath = Annotated[Path, Option("AXLearn step directory, or a trainer direct
 Budget = Annotated[int | str, Option("Budget for blocks in flight.", "1GiB", "SIZE")]
 ProcessBudget = Annotated[int | str, Option("Budget for the process.", "4GiB", "SIZE")]
 Jobs = Annotated[int, Option("Blocks in flight, as memory allows.", 2, least=1, most=MAX_JOBS)]
+MadeTree = Annotated[Tree | None, Option("The tree that became the parameters; default: what DST says, or params.")]
 ProgressObject = Annotated["Progress | None", Option("Notified of the work, from several threads.", python_only=True)]
 
 
@@ -58,7 +59,7 @@ class SourceArguments(TypedDict, total=False):
     """What every function takes that reads an AXLearn checkpoint."""
 
     step: Annotated[int | None, Option("Step to take; default: latest committed.", least=0)]
-    mapping: Annotated[Path | None, Option("Your own mapping table.", metavar="FILE")]
+    mapping: Annotated[Path | None, Option("Your own mapping table, or a bundled one.", metavar="FILE")]
 
 
 class TableArguments(SourceArguments, total=False):
@@ -78,6 +79,10 @@ class ConversionArguments(TableArguments, total=False):
     link: Annotated[bool, Option("Hard-link chunks instead of copying: no checksums.", False)]
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]
     qk_norm: Annotated[QkNorm, Option("Copy the q/k norm scales, or fit them to stock MaxText.", "plain")]
+    tree: Annotated[Tree, Option("What becomes the parameters: AXLearn's, or their moving average.", "params")]
+    state: Annotated[bool, Option("Also the optimizer's moments, counts and step, to continue the training.", False)]
+    optimizer: Annotated[str | None, Option("With --state: adamw (default) or adam_pax.", metavar="NAME")]
+    force: Annotated[bool, Option("With --state: convert what cannot continue exactly.", False)]
 
 
 class PlanArguments(ConversionArguments, total=False):
@@ -99,12 +104,14 @@ class ConvertArguments(ConversionArguments, total=False):
 class ParameterArguments(TableArguments, total=False):
     """What `parameters` takes."""
 
+    tree: MadeTree
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
 
 
 class VerifyArguments(SourceArguments, total=False):
     """What `verify` takes."""
 
+    tree: MadeTree
     dtype: Annotated[CastDtype | None, Option("The dtype that weights were cast to.")]
     sample: Annotated[float | None, Option("Compare only this fraction of the blocks.")]
     decode: Annotated[bool, Option("Decode every chunk, also where the stored bytes decide.", False)]
@@ -116,6 +123,7 @@ class VerifyArguments(SourceArguments, total=False):
 class ModelArguments(SourceArguments, total=False):
     """What every function takes that computes logits."""
 
+    tree: MadeTree
     tokens: Annotated[Path | None, Option("JSON lines of ids, or .npz; default: a built-in set.", metavar="FILE")]
     set: Annotated[Settings, Option("Compute as with other model keys.", (), "KEY=VALUE")]
     norm_after_rope: Annotated[bool, Option("Compute as MaxText does with converter.maxtext_patch.", False)]

@@ -12,6 +12,11 @@ QkNorm = Literal["plain", "fit"]
 
 QK_NORMS: tuple[QkNorm, ...] = get_args(QkNorm)
 
+Tree = Literal["params", "ema"]
+"""What becomes MaxText's parameters: AXLearn's, or their exponential moving average."""
+
+TREES: tuple[Tree, ...] = get_args(Tree)
+
 CastDtype = Literal[
     "bfloat16", "float16", "float32", "float64",
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz",

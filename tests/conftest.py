@@ -111,19 +111,19 @@ def golden() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Converts a golden once a session, with the given options; the result is shared and must not be changed."""
+    """Converts a golden once a session, with the given options and settings; shared, so it must not be changed."""
     from converter.conversion.run import Request, convert
     from converter.planning.options import Options
     from converter.work import Silent
     from tests.helpers.conversion import make_options
 
-    done: dict[tuple[str, Options], Path] = {}
+    done: dict[tuple[str, Options, tuple[str, ...]], Path] = {}
 
-    def run(name: str, **options: Any) -> Path:
-        key = (name, make_options(**options))
+    def run(name: str, *, settings: tuple[str, ...] = (), **options: Any) -> Path:
+        key = (name, make_options(**options), settings)
         if key not in done:
             target = tmp_path_factory.mktemp("converted") / "out"
-            convert(Request(str(AXLEARN / name), str(target), key[1]), Silent())
+            convert(Request(str(AXLEARN / name), str(target), key[1], settings=settings), Silent())
             done[key] = target
         return done[key]
 

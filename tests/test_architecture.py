@@ -168,7 +168,7 @@ FILES_OF_ITS_OWN = {
     "work.py": "what Linux says about this process",
     "own_process.py": "the program's own files",
     "location.py": "where `..` leads in a user's local path",
-    "maxtext_patch.py": "MaxText's own files",
+    "maxtext_patch/needs.py": "the configuration of a MaxText command",
     "mapping/bundled.py": "the tables that come with the program",
     "mapping/file.py": "a user's table",
     "forward/tokens.py": "a user's tokens",

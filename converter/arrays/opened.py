@@ -36,7 +36,16 @@ class OpenArray:
         try:
             return self.store[slices(box)].read().result()
         except ValueError as error:
-            raise self.error(f"{self.array.path}: a chunk cannot be read: {reason(error)}") from None
+            raise self.error(f"{self.array.path}: a chunk cannot be read: {self._first_fault(box, error)}") from None
+
+    def _first_fault(self, box: Box, error: ValueError) -> str:
+        """What is wrong with the first chunk that cannot be read; TensorStore names any of them."""
+        for index in self.array.chunks_in(box):
+            try:
+                self.store[slices(self.array.chunk_box(index))].read().result()
+            except ValueError as first:
+                return reason(first)
+        return reason(error)
 
     def read_stored(self, index: tuple[int, ...]) -> bytes:
         """Reads the bytes of a chunk as they are stored.

@@ -9,7 +9,7 @@ without `tokenizer_path` it takes Llama 2's tokenizer. Neither is said on the wa
 import re
 import shlex
 
-from converter.checkpoints.names import CONFIG_NAME, ITEMS
+from converter.checkpoints.names import CONFIG_NAME, items_path
 
 TRAINER = "maxtext.trainers.pre_train.train"
 PATCH = "converter.maxtext_patch"
@@ -18,15 +18,17 @@ _PLAIN = re.compile(r"/[\w./+\-]*", re.ASCII)
 """Values that YAML, OmegaConf and a shell read as they stand."""
 
 
-def train_command(destination: str, *, patched: bool = False) -> str:
+def train_command(destination: str, *, patched: bool = False, state_step: int | None = None) -> str:
     """The command line to train on from the converted weights.
 
     Args:
       destination: absolute path of the checkpoint.
       patched: run MaxText with `maxtext_patch`, for weights with which the stock one is not exact.
+      state_step: the step directory of a whole training state; None for a checkpoint of parameters alone.
     """
     start = f"python3 -m {PATCH} {TRAINER}" if patched else f"python3 -m {TRAINER}"
-    weights = f"load_parameters_path={cli_value(f'{destination}/{ITEMS}')}"
+    key = "load_parameters_path" if state_step is None else "load_full_state_path"
+    weights = f"{key}={cli_value(f'{destination}/{items_path(state_step or 0)}')}"
     return (
         f"{start} {shlex.quote(f'{destination}/{CONFIG_NAME}')} \\\n"
         f"    {shlex.quote(weights)} \\\n"

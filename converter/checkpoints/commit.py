@@ -30,6 +30,9 @@ class Commit:
       store: how the leaves are stored.
       leaves: all of them.
       custom_metadata: what goes into the step's `_CHECKPOINT_METADATA`, as JSON values.
+      step: the number of the step directory.
+      lists: paths of nodes of the tree that are lists; all others are dictionaries.
+      empty: paths where the tree holds None.
       chunks_elsewhere: the leaves' chunks are in an object store, where they stay; only metadata is committed.
     """
 
@@ -37,10 +40,14 @@ class Commit:
     store: str
     leaves: tuple[StagedLeaf, ...]
     custom_metadata: dict[str, Any]
+    step: int = 0
+    lists: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
     chunks_elsewhere: bool = False
 
 
 def decode(document: dict[str, Any]) -> Commit:
     """A commit from the JSON values of its fields."""
     leaves = (StagedLeaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in document["leaves"])
-    return Commit(**{**document, "leaves": tuple(leaves)})
+    trees = {name: tuple(document[name]) for name in ("lists", "empty")}
+    return Commit(**{**document, **trees, "leaves": tuple(leaves)})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.maxtext import Target, orbax_problems, read_target
-from converter.checkpoints.names import ITEMS
+from converter.checkpoints.names import items_path
 from converter.errors import DestinationError, VerificationError
 
 
@@ -24,7 +24,7 @@ def check_committed(work: Commit) -> None:
       DestinationError: with a line for each leaf or file that cannot be read back.
     """
     try:
-        target = read_target(os.path.join(work.output, ITEMS))
+        target = read_target(os.path.join(work.output, items_path(work.step)))
         problems = list(target.problems) or list(_leaf_problems(work, target))
     except VerificationError as error:
         problems = [error.message]
@@ -42,6 +42,8 @@ def check_committed(work: Commit) -> None:
 def _leaf_problems(work: Commit, target: Target) -> Iterator[str]:
     staged = {leaf.path for leaf in work.leaves}
     yield from (f"{path}: a leaf that was not staged" for path in target.keys if path not in staged)
+    yield from (f"{path}: missing in _METADATA" for path in work.empty if path not in target.empty)
+    yield from (f"{path}: expected a list" for path in work.lists if path not in target.lists)
     for leaf in work.leaves:
         if leaf.path not in target.keys:
             yield f"{leaf.path}: missing in _METADATA"

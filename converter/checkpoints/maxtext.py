@@ -23,6 +23,9 @@ from converter.storage import is_file, read_json, storage_of, without_litter
 
 MAX_METADATA_BYTES = 256 << 20
 MARKER = "commit_success.txt"
+SEQUENCE = 1
+"""Orbax's `key_type` of a key that is an index into a list."""
+
 CUSTOM_METADATA = "_CHECKPOINT_METADATA"
 """Beside the items; holds `scan_layers` for MaxText, and our digests."""
 
@@ -38,6 +41,8 @@ class Target:
       step: the step's number; None where the directory is not named by one.
       leaves: key on disk to the leaf's path in the tree, "/"-joined.
       skipped: leaves that the metadata marks as not stored.
+      empty: paths at which the tree holds None.
+      lists: paths of nodes that are lists.
       use_ocdbt: arrays are in an OCDBT database.
       use_zarr3: arrays are zarr v3.
       custom: the step's custom metadata; empty where there is none.
@@ -50,6 +55,8 @@ class Target:
     step: int | None
     leaves: Mapping[str, str]
     skipped: tuple[str, ...]
+    empty: frozenset[str]
+    lists: frozenset[str]
     use_ocdbt: bool
     use_zarr3: bool
     custom: Mapping[str, Any]
@@ -148,9 +155,15 @@ def read_target(items: str) -> Target:
     tree = read_json(os.path.join(items, "_METADATA"), MAX_METADATA_BYTES, VerificationError)
     leaves: dict[str, str] = {}
     skipped: list[str] = []
+    empty: set[str] = set()
+    lists: set[str] = set()
     try:
         for entry in tree["tree_metadata"].values():
             parts = [str(part["key"]) for part in entry["key_metadata"]]
+            kinds = [part.get("key_type") for part in entry["key_metadata"]]
+            lists |= {"/".join(parts[:at]) for at, kind in enumerate(kinds) if kind == SEQUENCE}
+            if entry["value_metadata"]["value_type"] == "None":
+                empty.add("/".join(parts))
             if entry["value_metadata"].get("skip_deserialize") or entry["value_metadata"]["value_type"] == "None":
                 skipped.append("/".join(parts))
             else:
@@ -166,7 +179,8 @@ def read_target(items: str) -> Target:
     custom, problem = _custom_metadata(step_directory)
     return Target(
         os.path.dirname(step_directory), step_directory, items, int(name) if name.isdecimal() else None, leaves,
-        tuple(skipped), use_ocdbt, use_zarr3, custom, tuple(problems + ([problem] if problem else [])),
+        tuple(skipped), frozenset(empty), frozenset(lists),
+        use_ocdbt, use_zarr3, custom, tuple(problems + ([problem] if problem else [])),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from converter.checkpoints.names import ITEMS
+from converter.checkpoints.names import items_path
 from converter.errors import Ax2mtError
 from converter.storage import read_small
 
@@ -31,6 +31,7 @@ def config_yaml(
     origins: Mapping[str, str] | None = None,
     comments: Sequence[str] = (),
     patches: Sequence[Mapping[str, Any]] = (),
+    step: int = 0,
 ) -> str:
     """The text of a model yml that MaxText takes as its configuration argument as it stands.
 
@@ -41,6 +42,7 @@ def config_yaml(
       origins: key to where its value comes from.
       comments: what there is to say of the training flags.
       patches: the changes to MaxText that the checkpoint needs.
+      step: the number of the step directory.
     """
     import yaml
 
@@ -49,7 +51,7 @@ def config_yaml(
     lines = [
         *(f"# patch: {json.dumps(patch)}" for patch in patches),
         *([] if patches else ["# patch: none"]),
-        f"# MaxText configuration of the checkpoint beside this file ({ITEMS}).",
+        f"# MaxText configuration of the checkpoint beside this file ({items_path(step)}).",
         *_comment(origin),
         *([f"# Set with --set: {', '.join(settings)}."] if settings else []),
         *(line for comment in comments for line in _comment(comment)),

@@ -1,7 +1,9 @@
 CONFIG_NAME = "maxtext.yml"
 
 
-ITEMS = "0/items"
+def items_path(step: int = 0) -> str:
+    """Where a step's arrays are, below the checkpoint."""
+    return f"{step}/items"
 
 
 def leaf_key(path: str) -> str:

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,12 +23,11 @@ from converter.checkpoints.committed import check_committed
 from converter.errors import DestinationError
 from converter.storage import free_text, is_litter, write_error
 
-STEP = 0
 ITEM = "items"
 
 
 def commit(work: Commit) -> None:
-    """Makes a committed checkpoint of all staged leaves, as `<output>/0/items`, and looks whether it can be read.
+    """Makes a committed checkpoint of all staged leaves, as `<output>/<step>/items`, and looks whether it can be read.
 
     Raises:
       DestinationError: the files cannot be linked or written, or not be read back.
@@ -105,7 +104,7 @@ def _save(work: Commit, directory: str) -> None:
     ) as manager:
         items = ocp.args.PyTreeSave(_tree(work))  # pyright: ignore[reportCallIssue]
         saved = manager.save(
-            STEP,
+            work.step,
             args=ocp.args.Composite(**{ITEM: items}),  # pyright: ignore[reportArgumentType]
             custom_metadata=work.custom_metadata,
         )
@@ -151,15 +150,23 @@ def _link_or_move(source: str, target: str) -> None:
         os.replace(source, target)
 
 
-def _tree(work: Commit) -> dict[str, Any]:
+def _tree(work: Commit) -> Any:
     tree: dict[str, Any] = {}
-    for leaf in work.leaves:
-        *parents, name = leaf.path.split("/")
+    for path, leaf in [*((leaf.path, leaf) for leaf in work.leaves), *((path, None) for path in work.empty)]:
+        *parents, name = path.split("/")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = leaf
-    return tree
+    return _with_lists(tree, "", work.lists)
+
+
+def _with_lists(node: Any, path: str, lists: Collection[str]) -> Any:
+    """A tree of dictionaries with those at the given paths made lists."""
+    if not isinstance(node, dict):
+        return node
+    made = {name: _with_lists(child, f"{path}/{name}".lstrip("/"), lists) for name, child in node.items()}
+    return [made[str(number)] for number in range(len(made))] if path in lists else made
 
 
 class _Quiet(logging.Filter):

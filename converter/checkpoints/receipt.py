@@ -69,7 +69,12 @@ def is_fitting(record: Mapping[str, Any] | None, chunks: Mapping[tuple[int, ...]
 
 
 def metadata_entry(
-    records: Mapping[str, Mapping[str, Any]], *, fits: Mapping[str, Any], settings: Mapping[str, Any]
+    records: Mapping[str, Mapping[str, Any]],
+    *,
+    fits: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tree: str,
+    state: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """What goes into the step's custom metadata.
 
@@ -77,9 +82,12 @@ def metadata_entry(
       records: leaf key to record.
       fits: name to "plain" or "fit" for each fit of the mapping table: whether values were fitted by it.
       settings: keys of MaxText's configuration that the user set: facts about the source that its tensors do not show.
+      tree: what became the parameters: AXLearn's, or their average.
+      state: what is to be known of the training state; None where only parameters were converted.
     """
     leaves = {key: dict(record) for key, record in records.items()}
-    return {METADATA_KEY: {**fits, "version": VERSION, "settings": dict(settings), "leaves": leaves}}
+    made = {"settings": dict(settings), "tree": tree, "state": None if state is None else dict(state)}
+    return {METADATA_KEY: {**fits, "version": VERSION, **made, "leaves": leaves}}
 
 
 def recorded_fits(custom_metadata: Any, fits: Collection[str]) -> frozenset[str]:
@@ -92,6 +100,35 @@ def recorded_settings(custom_metadata: Any) -> dict[str, Any]:
     """The keys of MaxText's configuration that were set when a checkpoint was converted; empty where none is known."""
     settings = _own_entry(custom_metadata).get("settings")
     return settings if isinstance(settings, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Which trees of AXLearn's a checkpoint was made of, as far as it says so.
+
+    Attributes:
+      tree: the one that became the parameters; empty where none is named.
+      optimizer: MaxText's optimizer, whose state was written; empty where only parameters were.
+    """
+
+    tree: str = ""
+    optimizer: str = ""
+
+
+def recorded_trees(custom_metadata: Any, directory: str) -> Made:
+    """Which trees a checkpoint was made of.
+
+    Args:
+      custom_metadata: of the step.
+      directory: the checkpoint, whose receipt says the same, should the metadata be lost.
+    """
+    entry = _own_entry(custom_metadata)
+    if not entry:
+        options = (read_receipt(directory)[0] or {}).get("options")
+        entry = options if isinstance(options, dict) else {}
+    tree, state = entry.get("tree"), entry.get("state")
+    optimizer = state.get("optimizer") if isinstance(state, dict) else None
+    return Made(tree=tree if isinstance(tree, str) else "", optimizer=optimizer if isinstance(optimizer, str) else "")
 
 
 def is_recorded(custom_metadata: Any) -> bool:

@@ -119,7 +119,7 @@ def parse_learner(data: bytes) -> TrainedLearner:
 def _places(step_directory: str) -> list[str]:
     """Where the file can be: beside `checkpoints`, or beside the step."""
     places: list[str] = []
-    for directory in dict.fromkeys((os.path.abspath(step_directory), os.path.realpath(step_directory))):
+    for directory in dict.fromkeys((step_directory, storage_of(step_directory).resolve(step_directory))):
         parent = os.path.dirname(directory)
         if os.path.basename(parent) == "checkpoints":
             places.append(os.path.join(os.path.dirname(parent), TRAINER_CONFIG))

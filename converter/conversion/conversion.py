@@ -87,8 +87,13 @@ class Conversion:
 
     @property
     def patches(self) -> tuple[Mapping[str, Any], ...]:
-        """The changes to MaxText that the checkpoint needs. Norms after RoPE want AXLearn's own scales, not fitted."""
-        after_rope = not self.computed and any(not entry.exact for entry in self.mismatches)
+        """The changes to MaxText that the checkpoint needs. Norms after RoPE want AXLearn's own scales, not fitted.
+
+        Scales that are equal inside pairs give equal outputs in either order, but not equal gradients: a training that
+        continues needs the order of AXLearn.
+        """
+        training = self.plan.state is not None
+        after_rope = not self.computed and any(training or not entry.exact for entry in self.mismatches)
         return needed_patches(self.plan.config, self.plan.configuration.learner, norm_after_rope=after_rope)
 
     @property
@@ -138,7 +143,8 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
         check=request.check,
     )
     if request.require_exact:
-        _check_exact(conversion.mismatches, "" if computed else plan.remedies.fit)
+        # Fitted scales are not those that the moments belong to.
+        _check_exact(conversion.mismatches, "" if computed or plan.state is not None else plan.remedies.fit)
     return conversion
 
 
@@ -155,6 +161,8 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         "store": plan.options.store,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
+        "tree": plan.tree,
+        "state": {scalar.path: scalar.value for _, scalar in plan.scalars},
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
         "update scales": _update_scales(plan),

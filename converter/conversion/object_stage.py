@@ -43,14 +43,14 @@ MOVERS = 32
 class ObjectStage(Work):
     """See the module's docstring, and `stage.Stage` for what a stage is."""
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: str = "0"):
+    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):
         """Makes the local directory for metadata; `begin` comes next."""
         self.storage = object_storage(destination)
         self.destination = destination
         self.root = stage_path(destination)
         self.journal = f"{self.root}/journal.json"
         self.store = store
-        self.step = step
+        self.step = str(step)
         self.resumed = False
         self.replaced = False
         self._mark = Mark(conversion="", work_area=self.root)
@@ -344,9 +344,9 @@ LAST = 6
 """The rank of the markers."""
 
 
-def finish_published_objects(destination: str, conversion: Mapping[str, Any]) -> bool:
+def finish_published_objects(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:
     """Tidies up after a run that was killed when its checkpoint was in place; tells whether that was so."""
-    stage = ObjectStage(destination, "", ())
+    stage = ObjectStage(destination, "", (), step)
     try:
         _, content = stage._read()
         stage._content, stage._published = content, True

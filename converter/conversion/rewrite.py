@@ -107,7 +107,7 @@ class Rewriter:
             for index in store.leaf.chunks_in(box):
                 if keep and store.has_chunk(index):
                     continue
-                _store_chunk(store, index, _cut_chunk(store.leaf, index, box, values))
+                store_chunk(store, index, _cut_chunk(store.leaf, index, box, values))
                 count += 1
         return count
 
@@ -132,9 +132,13 @@ def _cut_chunk(leaf: Array, index: tuple[int, ...], box: Box, values: np.ndarray
     return chunk
 
 
-def _store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
+def store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
+    """Encodes and stores one chunk.
+
+    Raises:
+      DestinationError: it cannot be written.
+    """
     encoding = store.leaf.encoding
     frame_checksum = encoding.checksum and not encoding.crc32c
-
     reader = encode_chunk(chunk, encoding.level, checksum=frame_checksum)
     store.store_chunk(index, chunk.nbytes, lambda writer: writer.take(reader))

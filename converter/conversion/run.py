@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from converter.checkpoints import (
     CONFIG_NAME,
@@ -95,10 +96,20 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     """The stages, each once: source, match, plan, conversion, written."""
     destination = resolve_destination(request.destination)
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
-    source = open_source(request.source, step=request.step, mapping=request.mapping, options=request.options.table)
+    options = request.options
+    options.check()
+    source = open_source(
+        request.source,
+        step=request.step,
+        mapping=request.mapping,
+        options=options.table,
+        tree=options.tree,
+        optimizer=options.state_optimizer,
+        force=options.force,
+    )
     configuration = configure_source(source, request.settings)
     transfer = transfer_between(source.checkpoint.directory, destination)
-    plan = make_plan(source, replace(request.options, transfer=transfer), configuration, jobs=request.jobs)
+    plan = make_plan(source, replace(options, transfer=transfer), configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
     if _is_finished(destination, conversion):
         written, resumed, leftover = Written(), True, ""
@@ -106,6 +117,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         check_overlap(destination, request.source)
         _check_destination(conversion)
         written, resumed, leftover = _stage_and_publish(conversion, progress, committer)
+    state_step = plan.step_directory if plan.state is not None else None
     return Result(
         plan=plan,
         destination=destination,
@@ -115,8 +127,8 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
         written_bytes=tree_bytes(destination),
-        command=train_command(destination, patched=bool(conversion.patches)),
-        stock_command=train_command(destination),
+        command=train_command(destination, patched=bool(conversion.patches), state_step=state_step),
+        stock_command=train_command(destination, state_step=state_step),
         leftover=leftover,
     )
 
@@ -125,7 +137,7 @@ def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Co
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan, destination = conversion.plan, conversion.destination
     kind = Stage if storage_of(destination).renames else ObjectStage
-    stage = kind(destination, plan.options.store, plan.leaves)
+    stage = kind(destination, plan.options.store, plan.leaves, plan.step_directory)
     try:
         stage.begin(conversion.journal, fresh=conversion.fresh, overwrite=conversion.overwrite)
         check_space(destination, conversion.expected_bytes - stage.staged_bytes())
@@ -153,7 +165,7 @@ def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Co
 def _is_finished(destination: str, conversion: Conversion) -> bool:
     """Whether an earlier run was killed when all was done; what it left is removed."""
     finish = finish_published if storage_of(destination).renames else finish_published_objects
-    return finish(destination, conversion.journal)
+    return finish(destination, conversion.journal, conversion.plan.step_directory)
 
 
 def _check_destination(conversion: Conversion) -> None:
@@ -179,19 +191,40 @@ def _finish(conversion: Conversion, stage: Work, written: Written, committer: Co
     records = stage.finish_leaves(plan.leaves, written.digests)
     table = conversion.source.match.table
     states = table.states(plan.options.table)
-    entry = metadata_entry(records, fits={name: states[name] for name in table.fits}, settings=plan.settings)
+    entry = metadata_entry(
+        records,
+        fits={name: states[name] for name in table.fits},
+        settings=plan.settings,
+        tree=plan.tree,
+        state=_state_record(plan),
+    )
     leaves = tuple(
         StagedLeaf(leaf.path, leaf_key(leaf.path), stage.leaf_directory(leaf), leaf.shape, leaf.dtype)
         for leaf in plan.leaves
     )
     scan_layers = bool(plan.config["scan_layers"])
-    elsewhere = not storage_of(conversion.destination).renames
-    custom = {"scan_layers": scan_layers, **entry}
-    committer.commit(Commit(stage.output, plan.options.store, leaves, custom, chunks_elsewhere=elsewhere))
+    optimizer = plan.state.optimizer if plan.state is not None else None
+    committer.commit(
+        Commit(
+            output=stage.output,
+            store=plan.options.store,
+            leaves=leaves,
+            custom_metadata={"scan_layers": scan_layers, **entry},
+            step=plan.step_directory,
+            lists=optimizer.lists if optimizer is not None else (),
+            empty=optimizer.empty if optimizer is not None else (),
+            chunks_elsewhere=not storage_of(conversion.destination).renames,
+        )
+    )
     text = config_yaml(
-        plan.config, _comment(conversion), plan.settings, origins=plan.configuration.origins,
-        comments=plan.configuration.comments, patches=conversion.patches,
-    )  # fmt: skip
+        plan.config,
+        _comment(conversion),
+        plan.settings,
+        origins=plan.configuration.origins,
+        comments=plan.configuration.comments,
+        patches=conversion.patches,
+        step=plan.step_directory,
+    )
     try:
         storage = storage_of(stage.output)
         storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
@@ -207,6 +240,8 @@ def _origin(conversion: Conversion) -> Origin:
         **table.states(plan.options.table),
         "store": plan.options.store,
         "set": dict(plan.settings),
+        "tree": plan.tree,
+        "state": _state_record(plan),
     }
     training = training_keys(table)
     whole = whole_config(plan.config)
@@ -224,6 +259,13 @@ def _origin(conversion: Conversion) -> Origin:
         config,
         conversion.patches,
     )
+
+
+def _state_record(plan: Plan) -> dict[str, Any] | None:
+    """What the checkpoint says about the training state that it holds; None where it holds none."""
+    if plan.state is None:
+        return None
+    return {"optimizer": plan.state.optimizer.name, "leaves": {scalar.path: scalar.value for _, scalar in plan.scalars}}
 
 
 def _comment(conversion: Conversion) -> str:

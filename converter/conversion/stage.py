@@ -106,7 +106,7 @@ class Stage(Work):
       resumed: whether it holds work of an interrupted run of the same conversion.
     """
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Array]):
+    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):  # noqa: ARG002
         """Creates and locks the work area, or takes over the one of a dead process; `begin` comes next.
 
         Raises:
@@ -322,7 +322,7 @@ class Stage(Work):
                 self.storage.remove(os.path.join(self.root, name))
 
 
-def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
+def finish_published(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:  # noqa: ARG001
     """Tidies up after a run that was killed while its checkpoint took its place, or just afterwards.
 
     Where it was killed before, what was at the destination is brought back.

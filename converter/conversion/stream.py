@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from converter.arrays import LeafStore, check_chunk
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
-from converter.conversion.rewrite import Rewriter
+from converter.conversion.rewrite import Rewriter, store_chunk
 from converter.conversion.stage import Work
 from converter.planning import IN_STORE, LINK, Task
 from converter.storage import storage_of
@@ -98,6 +100,7 @@ class _Engine:
         self.copies = self._units(rewrite=False)
 
     def run(self, watch: Callable[[], None]) -> Written:
+        self._write_scalars()
         jobs = self.plan.jobs
         futures: list[Future[None]] = []
         copiers = self.stage.copiers(self.plan.options.transfer)
@@ -112,6 +115,16 @@ class _Engine:
         if self.failure is not None:
             raise self.failure
         return Written(self.digests, self.counts, self.budget.peak)
+
+    def _write_scalars(self) -> None:
+        """Writes the leaves that hold one number each; they are small enough to be written by every run."""
+        for leaf, scalar in self.plan.scalars:
+            store = self.stage.open_leaf(leaf)
+            store_chunk(store, (), np.array(scalar.value, leaf.dtype))
+            store.finish()
+            self.digests[leaf.path] = store.digests
+            self.progress.advance(leaf.bytes)
+            self.progress.leaf_done(leaf.path)
 
     def _worker(self, *queues: "Iterator[tuple[_TaskWork, int, Unit]]") -> None:
         try:

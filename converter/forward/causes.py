@@ -14,7 +14,7 @@ from converter.forward.run import Model
 from converter.forward.semantics import HALVES, INTERLEAVED, KEYS, Semantics
 from converter.forward.views import View
 from converter.forward.weights import Weights
-from converter.mapping import KEY_SCALE, QUERY_SCALE, is_bundled
+from converter.mapping import KEY_SCALE, QUERY_SCALE, converted_keys, is_bundled
 from converter.planning import Remedies
 
 TIED_ROUNDING = "tied table rounded to bfloat16"
@@ -62,6 +62,17 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
         ),
         _fact(source, "RoPE's base", "theta", "rope_theta"),
         _fact(source, "the norms' epsilon", "epsilon", "norm_epsilon"),
+        Cause(
+            "scores not divided by sqrt(head dimension)",
+            _block_advice(source),
+            lambda variant: _powered(variant, 0.0, -0.5),
+        ),
+        Cause(
+            "scores divided by sqrt(head dimension) twice",
+            f"the query's weights already hold the factor that the decoder block applies; {again}",
+            lambda variant: _powered(variant, -0.5, 0.0),
+        ),
+        Cause("wi_0 and wi_1 changed places", again, _swapped),
         *norms,
         _setting(
             computes,
@@ -151,6 +162,24 @@ def _fact(source: Model, name: str, field: str, constant: str) -> Cause:
         f"other value, {other}"
     )
     return _setting(source.semantics, name, field, advice)
+
+
+def _powered(variant: Variant, wrong: float, right: float) -> Variant:
+    """Multiplies scores by another power of the head dimension, where it is the wrong one."""
+    if variant.semantics.score_power != wrong:
+        return variant
+    return replace(variant, semantics=replace(variant.semantics, score_power=right))
+
+
+def _swapped(variant: Variant) -> Variant:
+    other = {"wi_0": "wi_1", "wi_1": "wi_0"}[variant.semantics.gate]
+    return replace(variant, semantics=replace(variant.semantics, gate=other))
+
+
+def _block_advice(source: Model) -> str:
+    """How to get the decoder block that the table's weights are for."""
+    keys = converted_keys(source.table, {})
+    return f"set decoder_block={keys.get('decoder_block')} in maxtext.yml, as convert writes: it divides at run time"
 
 
 def _order(name: str, advice: str, *fields: str) -> Cause:

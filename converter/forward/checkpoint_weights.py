@@ -129,23 +129,28 @@ def fitted_roles(table: MappingTable, fits: Collection[str]) -> frozenset[str]:
 
 
 def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTable:
-    """The one table whose MaxText side has all weights of a checkpoint.
+    """The one table whose MaxText side has all weights of a checkpoint, and no others.
 
     Raises:
-      MappingError: none has, or several have; the message names the leaves that the nearest one lacks.
+      MappingError: none has, or several have; the message names the leaves in which the nearest one differs.
     """
-    misfits = {table.name: _unknown_leaves(table, target) for table in tables}
+    unknown = {table.name: _unknown_leaves(table, target) for table in tables}
+    missing = {table.name: _missing_leaves(table, target) for table in tables}
+    misfits = {name: [*unknown[name], *missing[name]] for name in unknown}
     fitting = [table for table in tables if not misfits[table.name]]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         names = ", ".join(table.name for table in fitting)
-        raise MappingError(f"{target.root}: several mappings have its leaves: {names}; name one with --mapping FILE")
+        raise MappingError(f"{target.root}: several mappings have its leaves: {names}; name one with --mapping")
     nearest = min(misfits, key=lambda name: len(misfits[name]), default="")
     raise MappingError(
         f"{target.root}: no mapping has its leaves (compared: {', '.join(misfits) or 'none'}); "
         "pass the table that it was converted with as --mapping FILE",
-        [f"{nearest}: no row produces {path}" for path in misfits.get(nearest, [])[:20]],
+        [
+            *(f"{nearest}: no row produces {path}" for path in unknown.get(nearest, [])[:20]),
+            *(f"{nearest}: missing in the checkpoint: {path}" for path in missing.get(nearest, [])[:20]),
+        ],
     )
 
 
@@ -200,11 +205,12 @@ def _order(branch: Branch) -> tuple[int, ...] | None:
     """The source dimension of each target dimension, without the layer axis; pairs may lie either way."""
 
     def key(product: Product) -> frozenset[tuple[str | int, int]]:
-        return frozenset(Counter(product).items())
+        return frozenset(Counter(factor for factor in product if factor != 1).items())
 
     sources = [key(product) for product in branch.source_dims]
     targets = [key(product) for product in branch.target_dims if product != (LAYER_AXIS,)]
-    wanted = [product for product in sources if product != key((LAYER_AXIS,))]
+    # A dimension of one element that has no axis, such as one of three kernels of a stack, is left out.
+    wanted = [product for product in sources if product and product != key((LAYER_AXIS,))]
     if Counter(targets) != Counter(wanted) or len(set(wanted)) != len(wanted):
         return None
     return tuple(sources.index(target) for target in targets)
@@ -249,6 +255,12 @@ def _unknown_leaves(table: MappingTable, target: Target) -> list[str]:
     return [path for path in weights if not any(pattern.fullmatch(path) for pattern in patterns)] or (
         [] if weights else [f"{table.maxtext.prefix}/ (nothing is there)"]
     )
+
+
+def _missing_leaves(table: MappingTable, target: Target) -> list[str]:
+    """What each row that every model has would make, and a checkpoint does not have."""
+    rows = (row for row in table.rows if not row.when and not row.option)
+    return [path for row in rows for path in row.maxtext if not any(_target_places(table, path, target))]
 
 
 def _pattern(path: str) -> re.Pattern[str]:

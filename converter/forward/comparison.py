@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.checkpoints import check_pair, open_target, recorded_settings
+from converter.checkpoints import Made, check_pair, open_target, recorded_settings, recorded_trees
 from converter.errors import Ax2mtError, DestinationError, SourceError, VerificationError
 from converter.forward.causes import TIED_ROUNDING, Cause, head_findings, known_causes
 from converter.forward.finite import NonFinite
@@ -26,7 +26,7 @@ from converter.forward.views import View
 from converter.forward.weights import Weights
 from converter.location import locate
 from converter.mapping import KEY_SCALE, QUERY_SCALE
-from converter.planning import PairMismatch, scale_mismatches
+from converter.planning import PairMismatch, chosen_tree, scale_mismatches
 from converter.work import Progress, peak_resident
 
 EQUAL = 2e-5
@@ -120,17 +120,26 @@ class LogitsComparison:
 
 
 def open_pair(
-    source: str, destination: str, *, step: int | None, mapping: str | None, settings: Sequence[str], norm_after: bool
+    source: str,
+    destination: str,
+    *,
+    step: int | None,
+    mapping: str | None,
+    settings: Sequence[str],
+    norm_after: bool,
+    tree: str | None = None,
 ) -> tuple[Model, Model]:
     """Opens both checkpoints.
 
     Raises:
-      UsageError: they are swapped.
+      UsageError: they are swapped, or the tree is another than the destination was made of.
       SourceError, DestinationError: one of them is damaged, or is not of its kind.
       VerificationError: the destination's tensors cannot make the source's model.
     """
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
-    first = open_model(source, step=step, mapping=mapping, recorded=_recorded(destination))
+    settings_then, made = _recorded(destination)
+    chosen = chosen_tree(tree, made, destination)
+    first = open_model(source, step=step, mapping=mapping, recorded=settings_then, tree=chosen)
     try:
         second = open_model(destination, mapping=mapping, settings=settings, norm_after_rope=norm_after)
     except SourceError as error:
@@ -145,12 +154,13 @@ def open_pair(
     return first, second
 
 
-def _recorded(path: str) -> dict[str, Any]:
-    """What a user set when a MaxText checkpoint was converted; empty where it cannot be read: that is told later."""
+def _recorded(path: str) -> tuple[dict[str, Any], Made]:
+    """What a user set when a MaxText checkpoint was converted, and of which trees; empty where it cannot be read."""
     try:
-        return recorded_settings(open_target(path).custom)
+        target = open_target(path)
     except Ax2mtError:
-        return {}
+        return {}, Made()  # that is told later
+    return recorded_settings(target.custom), recorded_trees(target.custom, target.root)
 
 
 def compare(

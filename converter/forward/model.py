@@ -124,6 +124,8 @@ class _Forward:
         self.rows = len(tokens.ids)
         self.x = np.zeros((len(variants), self.rows, weights.width), np.float32)
         self.non_finite: NonFinite | None = None
+        self._swapped = np.array([variant.semantics.gate == "wi_1" for variant in variants])
+        """Variants whose two inner projections change places."""
 
     def embed(self) -> None:
         wanted, places = np.unique(self.tokens.ids, return_inverse=True)
@@ -201,7 +203,8 @@ class _Forward:
             if index == 0:
                 self.observe(f"layer{number}/v", value)
             for start, stop in self.tokens.sequences:
-                _attend(query[start:stop], key[start:stop], value[start:stop], result[index, start:stop])
+                rows = slice(start, stop)
+                _attend(query[rows], key[rows], value[rows], result[index, rows], meaning.score_power)
         return self._apply(result, self.weights.layers[number]["out"], inputs=2)
 
     def _project(self, number: int, name: str, x: np.ndarray) -> np.ndarray:
@@ -230,8 +233,8 @@ class _Forward:
 
     def _dense(self, number: int, x: np.ndarray) -> np.ndarray:
         tensors = self.weights.layers[number]
-        gated = np.asarray(_gate(self._apply(x, tensors["wi_0"]), self._apply(x, tensors["wi_1"])))
-        return self._apply(gated, tensors["wo"])
+        first, second = (self._apply(x, tensors[name]) for name in ("wi_0", "wi_1"))
+        return self._apply(_gated(first, second, self._swapped), tensors["wo"])
 
     def _experts(self, number: int, x: np.ndarray) -> np.ndarray:
         tensors = self.weights.layers[number]
@@ -245,7 +248,11 @@ class _Forward:
                 continue
             inputs = {expert: _padded(flat[at]) for expert, (at, _) in rows.items()}
             gate, value = (_apply_experts(inputs, tensors[name]) for name in names[:2])
-            gated = {expert: np.asarray(_gate(gate.pop(expert), value.pop(expert))) for expert in rows}
+            gated: dict[int, np.ndarray] = {}
+            for expert, (at, _) in rows.items():
+                swapped = np.zeros(len(inputs[expert]), bool)
+                swapped[: len(at)] = self._swapped[at // self.rows]
+                gated[expert] = _gated(gate.pop(expert), value.pop(expert), swapped)
             outputs = _apply_experts(gated, tensors[names[2]])
             for expert, (at, slot) in rows.items():
                 result[at] += outputs[expert][: len(at)] * shares[at, slot, None]
@@ -300,13 +307,14 @@ def _padded(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([rows, np.zeros((length - len(rows), rows.shape[1]), np.float32)])
 
 
-def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, result: np.ndarray) -> None:
-    """Causal attention of one sequence, some queries at a time: [S,N,H] and [S,K,H] to [S,N,H]."""
-    length, heads, _ = query.shape
+def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, result: np.ndarray, power: float) -> None:
+    """Causal attention of one sequence, some queries at a time: [S,N,H] and [S,K,H] to [S,N,H]. Scales by H^power."""
+    length, heads, size = query.shape
+    factor = size**power
     step = min(length, max(1, SCORES // (4 * heads * length)))
     for start in range(0, length, step):
         first = min(start, length - step)
-        result[first : first + step] = _attend_some(query[first : first + step], key, value, first)
+        result[first : first + step] = _attend_some(query[first : first + step], key, value, first, factor)
 
 
 def _halves(x: np.ndarray, order: str) -> np.ndarray:
@@ -331,6 +339,15 @@ def _matmul(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b)
 
 
+def _gated(first: np.ndarray, second: np.ndarray, swapped: np.ndarray) -> np.ndarray:
+    """SiLU of the first times the second; the other way round for entries of the first axis that are swapped."""
+    result = np.asarray(_gate(first, second))
+    if swapped.any():
+        result = result.copy()
+        result[swapped] = _gate(second[swapped], first[swapped])
+    return result
+
+
 @jax.jit
 def _gate(gate: Any, value: Any) -> Any:
     return jax.nn.silu(gate) * value
@@ -352,9 +369,9 @@ def _rope(x: Any, positions: Any, theta: Any) -> Any:
 
 
 @jax.jit
-def _attend_some(query: Any, key: Any, value: Any, first: Any) -> Any:
+def _attend_some(query: Any, key: Any, value: Any, first: Any, factor: Any) -> Any:
     heads, kv_heads = query.shape[1], key.shape[1]
-    query = query.reshape(query.shape[0], kv_heads, heads // kv_heads, -1) * query.shape[-1] ** -0.5
+    query = query.reshape(query.shape[0], kv_heads, heads // kv_heads, -1) * factor
     scores = jnp.einsum("qkgh,skh->kgqs", query, key)
     visible = jnp.arange(key.shape[0])[None, :] <= first + jnp.arange(query.shape[0])[:, None]
     shares = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)

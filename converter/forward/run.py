@@ -11,7 +11,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,16 @@ from converter.forward.weights import Weights
 from converter.json_text import json_values
 from converter.location import check_readable, locate
 from converter.mapping import (
+    PARAMS,
     QUERY_SCALE,
     MappingTable,
     arithmetic_keys,
     configure,
     converted_keys,
+    find_mapping,
     is_of_training,
-    load_mapping,
     source_arithmetic,
+    undecided_keys,
 )
 from converter.planning import open_source
 from converter.storage import is_file
@@ -104,6 +106,7 @@ def open_model(
     settings: Sequence[str] = (),
     recorded: Mapping[str, Any] | None = None,
     norm_after_rope: bool = False,
+    tree: str | None = None,
 ) -> Model:
     """Opens a checkpoint of either kind with the arithmetic that belongs to it.
 
@@ -114,6 +117,7 @@ def open_model(
       settings: `KEY=VALUE` changes of the MaxText configuration; for AXLearn of the facts that no tensor shows.
       recorded: keys that were set when an AXLearn checkpoint was converted.
       norm_after_rope: MaxText runs with the patch of `maxtext_patch`.
+      tree: the AXLearn tree that is computed with; None for the parameters.
 
     Raises:
       UsageError: MaxText's options were given for an AXLearn checkpoint, or the other way round.
@@ -125,8 +129,10 @@ def open_model(
     if has_items(place.path):
         if step is not None:
             raise UsageError(f"{path} is a MaxText checkpoint; --step is for AXLearn's, name the step's directory")
+        if tree is not None:
+            raise UsageError(f"{path} is a MaxText checkpoint, whose parameters are one tree; --tree is for AXLearn's")
         return _maxtext_model(path, mapping, settings, norm_after_rope)
-    source = open_source(path, step=step, mapping=mapping)
+    source = open_source(path, step=step, mapping=mapping, tree=tree or PARAMS)
     if norm_after_rope:
         raise UsageError(f"{path} is an AXLearn checkpoint; --norm-after-rope is for MaxText checkpoints")
     weights, table = axlearn_weights(source), source.match.table
@@ -134,6 +140,7 @@ def open_model(
     if idle:
         raise UsageError(f"--set {idle}: the constants of the training change no logits; drop the option")
     made = configure(source.match, settings, recorded=recorded)
+    weights = replace(weights, notes=(*weights.notes, *made.assumptions))
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
     changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)
     return Model(weights, semantics, AXLEARN, table, f"AXLearn's '{table.name}'{_with(changes)}")
@@ -148,11 +155,18 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
     if mapping is None:
         table, notes = converting_table(target)
     else:
-        table, notes = fitting_table([load_mapping(mapping)], target), ()
+        table, notes = fitting_table([find_mapping(mapping)], target), ()
     weights = maxtext_weights(target, table, path, notes)
     has_unembedding = "unembedding" in weights.top
     beside = os.path.join(target.root, CONFIG_NAME)
     file = beside if is_file(beside) else None
+    named = {setting.partition("=")[0] for setting in settings}
+    undecided = undecided_keys(table, {*weights.settings, *named}) if file is None else []
+    if undecided:
+        raise UsageError(
+            f"{path}: has no {CONFIG_NAME} beside it, and mapping '{table.name}' has several values of "
+            f"{', '.join(undecided)}; give --set {undecided[0]}=VALUE"
+        )
     converted = converted_keys(table, weights.settings)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}

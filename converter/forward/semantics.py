@@ -30,6 +30,8 @@ class Semantics:
       normalize_logits: divide tied logits by the root of the width.
       epsilon: of all norms.
       theta: RoPE's base.
+      score_power: q times k is multiplied by this power of the head dimension.
+      gate: which of the two inner projections goes through SiLU, `wi_0` or `wi_1`.
     """
 
     query_order: str
@@ -44,6 +46,8 @@ class Semantics:
     normalize_logits: bool
     epsilon: float
     theta: float
+    score_power: float = -0.5
+    gate: str = "wi_0"
 
 
 def axlearn_semantics(arithmetic: Arithmetic, *, tied: bool) -> Semantics:
@@ -89,9 +93,17 @@ KEYS: Mapping[str, str] = {
 """Facts of `Semantics` that MaxText is configured with, and the key of each."""
 
 
-BLOCKS = frozenset({"envy", "qwen3"})
-"""MaxText's decoder blocks that compute this arithmetic from these tensors; llama2, say, does not scale scores by the
-root of the head dimension."""
+BLOCKS: Mapping[str, str] = {
+    "envy": "alternating", "llama2": "dense", "qwen2": "dense", "qwen3": "dense", "qwen3_moe": "sparse",
+}  # fmt: skip
+"""MaxText's decoder blocks that compute this arithmetic, and the tree that each makes: blocks of one tree load the same
+leaves, and only the configuration tells them apart."""
+
+UNSCALED_BLOCKS = frozenset({"llama2"})
+"""Blocks that do not multiply scores by the head dimension's power of -0.5: they expect it in the query's weights."""
+
+BLOCKS_WITHOUT_QK_NORM = frozenset({"llama2", "qwen2"})
+"""Blocks that have no q/k norms, whatever use_qk_norm says."""
 
 ONLY: Mapping[str, Any] = {
     "mlp_activations": ["silu", "linear"],
@@ -124,12 +136,16 @@ def maxtext_semantics(
       UsageError: the configuration is of a model that we cannot compute, or contradicts the checkpoint.
     """
     keys = {**STOCK_KEYS, **config}
+    block = keys["decoder_block"]
     for key, value in needed.items():
-        if keys[key] != value:
+        same_tree = key == "decoder_block" and block in BLOCKS and BLOCKS[block] == BLOCKS.get(value)
+        if keys[key] != value and not same_tree:
             raise UsageError(f"{key} is {keys[key]!r}; the checkpoint's tensors need {key}={value}")
-    if keys["decoder_block"] not in BLOCKS:
+    if block not in BLOCKS:
         known = " and ".join(sorted(BLOCKS))
-        raise UsageError(f"decoder_block is {keys['decoder_block']!r}; logits are computed for {known} only")
+        raise UsageError(f"decoder_block is {block!r}; logits are computed for {known} only")
+    if block in BLOCKS_WITHOUT_QK_NORM and keys["use_qk_norm"]:
+        raise UsageError(f"decoder_block is {block!r}, which has no q/k norms; the checkpoint has their scales")
     if keys["capacity_factor"] > 0:
         raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
     tied = bool(keys["logits_via_embedding"])
@@ -148,6 +164,7 @@ def maxtext_semantics(
         normalize_logits=tied and bool(keys["normalize_embedding_logits"]),
         epsilon=float(keys[KEYS["epsilon"]]),
         theta=float(keys[KEYS["theta"]]),
+        score_power=0.0 if block in UNSCALED_BLOCKS else -0.5,
     )
 
 

@@ -1,14 +1,15 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
+from converter.mapping.choose import choose_table
 from converter.mapping.config import model_config
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
 from converter.mapping.learner import TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
-from converter.mapping.match import Match, MatchedRow, Shape, choose_table, join, match_table, matches
+from converter.mapping.match import Match, MatchedRow, Shape, join, match_table, matches
 from converter.mapping.patches import needed_patches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
-from converter.mapping.schedule import schedule_count
+from converter.mapping.schedule import SAME, schedule_count, schedule_form
 from converter.mapping.settings import (
     Arithmetic,
     Configuration,
@@ -19,6 +20,7 @@ from converter.mapping.settings import (
     parse_setting,
     source_arithmetic,
     training_keys,
+    undecided_keys,
 )
 from converter.mapping.table import (
     LAYER_AXIS,
@@ -31,11 +33,13 @@ from converter.mapping.table import (
     MappingTable,
     TensorRow,
 )
+from converter.mapping.trees import EMA, PARAMS, Tree, moved_row
 from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
 __all__ = [
     "BOUNDS",
     "COPY",
+    "EMA",
     "EXPERT_ROLES",
     "FITTED",
     "HEADS",
@@ -44,11 +48,13 @@ __all__ = [
     "LAYER_AXIS",
     "LAYER_FIELD",
     "MODEL",
+    "PARAMS",
     "PLAIN",
     "QK_NORM",
     "QUERY_SCALE",
     "RANKS",
     "ROTATED",
+    "SAME",
     "TRAINER_CONFIG",
     "TRAINING",
     "Arithmetic",
@@ -66,6 +72,7 @@ __all__ = [
     "Shape",
     "TensorRow",
     "TrainedLearner",
+    "Tree",
     "ValueRule",
     "arithmetic_keys",
     "check_model",
@@ -83,10 +90,13 @@ __all__ = [
     "match_table",
     "matches",
     "model_config",
+    "moved_row",
     "needed_patches",
     "parse_setting",
     "published_shapes",
     "schedule_count",
+    "schedule_form",
     "source_arithmetic",
     "training_keys",
+    "undecided_keys",
 ]

@@ -2,7 +2,7 @@ from typing import Any
 
 from converter.errors import MappingError
 from converter.mapping.match import Match
-from converter.mapping.table import ConfigRule
+from converter.mapping.table import Case, ConfigRule
 
 
 def model_config(match: Match) -> dict[str, Any]:
@@ -26,18 +26,26 @@ def value_origin(rule: ConfigRule, match: Match) -> str:
 
 def _value(rule: ConfigRule, match: Match) -> Any:
     if rule.size:
-        if rule.size not in match.sizes:
-            raise MappingError(
-                f"mapping '{match.table.name}': config {rule.key} needs the axis {rule.size}, unused here"
-            )
-        return match.sizes[rule.size] * rule.times * (match.blocks if rule.times_blocks else 1)
-    if rule.has:
-        return _has(rule, match)
-    if rule.unless:
-        return rule.unless not in match.options
+        axis = rule.size if rule.size in match.sizes or not rule.otherwise else rule.otherwise
+        if axis not in match.sizes:
+            raise MappingError(f"mapping '{match.table.name}': config {rule.key} needs the axis {axis}, unused here")
+        return match.sizes[axis] * rule.times * (match.blocks if rule.times_blocks else 1)
+    if rule.has or rule.unless:
+        return (not rule.has or _has(rule, match)) and (not rule.unless or rule.unless not in match.options)
     if rule.layout:
         return rule.layout == match.target_layout
-    return rule.constant
+    case = matching_case(rule, match)
+    return rule.constant if case is None else case.value
+
+
+def matching_case(rule: ConfigRule, match: Match) -> Case | None:
+    """The case of a rule that a checkpoint is; None where it has the rule's own value."""
+    return next((case for case in rule.cases if _applies(case, match)), None)
+
+
+def _applies(case: Case, match: Match) -> bool:
+    sizes = all(match.sizes.get(axis) == size for axis, size in case.sizes.items())
+    return sizes and (not case.when or case.when in match.kinds)
 
 
 def _has(rule: ConfigRule, match: Match) -> bool:

@@ -21,6 +21,7 @@ from converter.mapping.rows import (
     read_drop,
     read_learner,
     read_model,
+    read_refusal,
     read_tensor,
     read_tree,
 )
@@ -51,7 +52,7 @@ def find_mapping(name: str) -> MappingTable:
     """
     if name in table_names():
         return load_mapping(table_path(name))
-    if not os.path.isfile(locate(name, MappingError, local=True).path):
+    if not os.path.lexists(locate(name, MappingError, local=True).path):
         raise MappingError(f"no mapping {name!r}: bundled are {', '.join(table_names())}, and no such file exists")
     return load_mapping(name)
 
@@ -103,6 +104,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     choices = _each(read_choice, top.subtables("choice"))
     rows = _each(read_tensor, top.subtables("tensor"))
     drops = _each(read_drop, top.subtables("drop"))
+    refusals = _each(read_refusal, top.subtables("refuse"))
     models = _each(read_model, top.subtables("model"))
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
@@ -125,6 +127,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         choices=choices,
         rows=rows,
         drops=drops,
+        refusals=refusals,
         config=config or (),
         arithmetic=arithmetic,
         models=models,
@@ -169,18 +172,28 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
         if name and name not in names:
             toml.complain(line, f"unknown {what} {name!r}{suggestion(name, names)}")
 
+    of_model = {kind for choice in table.choices if choice.of_model for kind in choice.markers}
     for row in table.rows:
         known(row.when, kinds, "kind", row.line)
+        if row.when in kinds - of_model and not row.in_layer:
+            toml.complain(row.line, f"'when' names {row.when!r}, a kind of layer, but the row is not of a layer")
     for group in table.groups:
         known(group, groups, "group", toml.line_of("", 0, "groups"))
     for kind in table.axlearn.cycle:
         known(kind, kinds, "kind", toml.line_of("axlearn", 0, "cycle"))
     for rule in table.config:
         line = toml.line_of("config", 0, rule.key)
-        for axis in (rule.size, rule.at_most, rule.divides):
+        for axis in (rule.size, rule.otherwise, rule.at_most, rule.divides):
             known(axis, axes, "axis", line)
         known(rule.has, kinds, "kind", line)
         known(rule.unless, options, "option", line)
+        for case in rule.cases:
+            known(case.when, kinds, "kind", line)
+            for axis in case.sizes:
+                known(axis, axes, "axis", line)
+    for number, model in enumerate(table.models):
+        for kind in model.kinds:
+            known(kind, kinds, "kind", toml.line_of("model", number, "kinds"))
     _check_arithmetic(toml, table)
     _check_roles(toml, table)
     targets: dict[tuple[str, str], int] = {}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.axes import Expression, ShapeFact, solve_sizes
-from converter.errors import Ax2mtError, MappingError
-from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, TensorRow
+from converter.errors import MappingError
+from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, Marker, TensorRow
 from converter.mapping.values import COPY, Fit, ValueRule
-from converter.words import MAX_LISTED, shorten
+from converter.words import MAX_LISTED, option_flag, shorten
 
 Shape = tuple[int, ...]
 MAX_PLACES = 100_000
@@ -61,6 +61,8 @@ class Match:
       kinds: kinds of layers that the model has.
       options: the options that were on.
       target_layout: name of the target's layer layout.
+      prefix: what stands before the path of every source tensor that is converted; the table's own where the
+        parameters themselves are.
     """
 
     table: MappingTable
@@ -72,6 +74,7 @@ class Match:
     kinds: frozenset[str]
     options: frozenset[str]
     target_layout: str
+    prefix: str
 
     def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
         """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
@@ -87,7 +90,12 @@ class Match:
 
 
 def match_table(
-    table: MappingTable, shapes: Mapping[str, Shape], *, options: Collection[str] = (), target_layout: str = "scanned"
+    table: MappingTable,
+    shapes: Mapping[str, Shape],
+    *,
+    options: Collection[str] = (),
+    target_layout: str = "scanned",
+    prefix: str | None = None,
 ) -> Match:
     """Matches a table with a checkpoint's tensors.
 
@@ -96,53 +104,32 @@ def match_table(
       shapes: path to shape of every tensor in the checkpoint.
       options: names of the options whose rows are wanted.
       target_layout: the layer layout to produce.
+      prefix: where another tree of the parameters' shape is, which is converted in their place; None for the table's
+        own prefix.
 
     Raises:
       MappingError: the table does not cover the checkpoint, or sizes contradict; `details` lists all findings.
     """
-    rows, problems = _Matcher(table, shapes, options, target_layout).match()
+    rows, problems = _Matcher(table, shapes, options, target_layout, prefix).match()
     if problems:
         raise MappingError(f"mapping '{table.name}' does not fit the checkpoint", shorten(problems))
     return rows
 
 
-def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
-    """Finds the one table that fits a checkpoint.
-
-    Raises:
-      MappingError: no table fits (with what was compared and the findings for each), or several do.
-    """
-    fits: list[Match] = []
-    findings: list[str] = []
-    for table in tables:
-        try:
-            fits.append(match_table(table, shapes, options=options))
-        except Ax2mtError as error:
-            findings.append(f"{table.name}: {error.message}")
-            findings.extend(f"  {line}" for line in error.details[:8])
-            if len(error.details) > 8:
-                findings.append(f"  and {len(error.details) - 8} more")
-    if len(fits) == 1:
-        return fits[0]
-    if fits:
-        names = ", ".join(match.table.name for match in fits)
-        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping FILE")
-    names = ", ".join(table.name for table in tables) or "none"
-    raise MappingError(
-        f"no mapping fits the checkpoint's {len(shapes)} tensors (compared: {names}); "
-        "write your own table and pass it with --mapping FILE",
-        findings,
-    )
-
-
 class _Matcher:
     def __init__(
-        self, table: MappingTable, shapes: Mapping[str, Shape], options: Collection[str], target_layout: str
+        self,
+        table: MappingTable,
+        shapes: Mapping[str, Shape],
+        options: Collection[str],
+        target_layout: str,
+        prefix: str | None,
     ) -> None:
         self.table = table
         self.shapes = shapes
         self.options = frozenset(options)
         self.target_layout = target_layout
+        self.prefix = table.axlearn.prefix if prefix is None else prefix
         self.problems: list[str] = []
         self.kinds: set[str] = set()
 
@@ -152,8 +139,9 @@ class _Matcher:
         source = self._source_layout()
         target = self._target_layout()
         blocks = self._blocks(source) if source else 0
-        kinds = [self._block_kinds(source, block) for block in range(blocks)] if source else []
-        self.kinds = {kind for found in kinds for kind in found}
+        of_model = self._kinds(self.prefix, of_model=True)
+        kinds = [of_model | self._block_kinds(source, block) for block in range(blocks)] if source else []
+        self.kinds = of_model.union(*kinds)
         rows = self._rows(source, target, kinds)
         dropped = self._cover(rows)
         sizes: dict[str, int] = {}
@@ -161,16 +149,25 @@ class _Matcher:
             sizes = self._solve(rows)
         match = Match(
             self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
-            tuple(dict.fromkeys(drop.note for drop in dropped.values() if drop.note)), sizes, max(blocks, 1),
-            frozenset(self.kinds), self.options, self.target_layout,
+            (*dict.fromkeys(drop.note for drop in dropped.values() if drop.note), *self._idle_notes(rows)), sizes,
+            max(blocks, 1), frozenset(self.kinds), self.options, self.target_layout, self.prefix,
         )  # fmt: skip
         return match, self.problems
+
+    def _idle_notes(self, rows: Sequence[MatchedRow]) -> list[str]:
+        """A note for each option that is on and whose rows are not for this kind of model."""
+        used = {matched.row.option for matched in rows}
+        idle = {row.option: row for row in self.table.rows if row.option in self.options - used}
+        return [
+            f"{option_flag(option)} changes nothing: it adds {', '.join(row.maxtext)} to {row.when} models only"
+            for option, row in sorted(idle.items())
+        ]
 
     def _source_layout(self) -> LayerLayout | None:
         """The source layout in which layers are found; they cannot be mixed."""
         found = [layout for layout in self.table.axlearn.layers if self._found_blocks(layout)]
         if self.table.axlearn.layers and not found:
-            looked = " or ".join(join(self.table.axlearn.prefix, layout.path) for layout in self.table.axlearn.layers)
+            looked = " or ".join(join(self.prefix, layout.path) for layout in self.table.axlearn.layers)
             self.problems.append(f"no layers at {looked}")
         if len(found) > 1:
             self.problems.append("layers in several layouts: " + ", ".join(layout.name for layout in found))
@@ -186,7 +183,7 @@ class _Matcher:
         return layout
 
     def _found_blocks(self, layout: LayerLayout) -> set[int]:
-        text = re.escape(join(self.table.axlearn.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
+        text = re.escape(join(self.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
         pattern = re.compile(text + "/")
         found = [match for match in map(pattern.match, self.shapes) if match]
         return {int(match[1]) if pattern.groups else 0 for match in found}
@@ -203,22 +200,35 @@ class _Matcher:
         return count
 
     def _block_kinds(self, layout: LayerLayout, block: int) -> set[str]:
-        place = join(self.table.axlearn.prefix, layout.path.replace("{block}", str(block)))
-        kinds: set[str] = set()
-        for choice in self.table.choices:
-            found = [kind for kind, marker in choice.markers.items() if f"{place}/{marker}" in self.shapes]
-            if len(found) != 1 and len(choice.markers) > 1:
-                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
-                self.problems.append(
-                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
-                )
-            kinds.update(found)
+        place = join(self.prefix, layout.path.replace("{block}", str(block)))
+        kinds = self._kinds(place, of_model=False, stacked=layout.axis is not None)
         cycle = self.table.axlearn.cycle
         if block < len(cycle) and cycle[block] not in kinds:
             self.problems.append(
                 f"{place}: expected to be {cycle[block]}, found {', '.join(sorted(kinds)) or 'neither'}"
             )
         return kinds
+
+    def _kinds(self, place: str, *, of_model: bool, stacked: bool = False) -> set[str]:
+        """The kinds of a layer, or of the model, by the tensors below its place."""
+        kinds: set[str] = set()
+        for choice in self.table.choices:
+            if choice.of_model != of_model:
+                continue
+            found = [kind for kind, marker in choice.markers.items() if self._shows(marker, place, stacked)]
+            if len(found) != 1 and len(choice.markers) > 1:
+                expected = " or ".join(f"{marker} ({kind})" for kind, marker in choice.markers.items())
+                self.problems.append(
+                    f"{place}: one {choice.name} is expected, {expected}; found {' and '.join(found) or 'none'}"
+                )
+            kinds.update(found)
+        return kinds
+
+    def _shows(self, marker: Marker, place: str, stacked: bool) -> bool:
+        shape = self.shapes.get(join(place, marker.tensor))
+        if marker.absent or shape is None:
+            return marker.absent and shape is None
+        return marker.dims is None or len(shape) == marker.dims + stacked
 
     def _rows(
         self, source: LayerLayout | None, target: LayerLayout | None, kinds: Sequence[set[str]]
@@ -231,7 +241,8 @@ class _Matcher:
             if row.option and row.option not in self.options:
                 continue
             if not row.in_layer:
-                result.append(self._place(row, "", "", row.expression))
+                if not row.when or row.when in self.kinds:
+                    result.append(self._place(row, "", "", row.expression))
             elif source and target:
                 expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target.axis)
                 for block, found in enumerate(kinds):
@@ -244,7 +255,7 @@ class _Matcher:
         return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
-        prefixes = self.table.axlearn.prefix, self.table.maxtext.prefix
+        prefixes = self.prefix, self.table.maxtext.prefix
         value = COPY if isinstance(row.value, Fit) and row.value.name not in self.options else row.value
         return MatchedRow(
             row,
@@ -272,9 +283,9 @@ class _Matcher:
         dropped: dict[str, DropRow] = {}
         known = {path for matched in rows for path in matched.sources}
         for path in self.shapes:
-            rule = next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
+            rule = self._drop(path)
             if path in consumed:
-                if rule is not None:
+                if rule is not None and self.prefix == self.table.axlearn.prefix:
                     self.problems.append(f"both consumed and dropped ({rule.reason}): {path}")
             elif rule is not None:
                 dropped[path] = rule
@@ -283,6 +294,14 @@ class _Matcher:
             else:
                 self.problems.append(f"no rule for the checkpoint's {path}; a [[drop]] rule can leave it behind")
         return dropped
+
+    def _drop(self, path: str) -> DropRow | None:
+        """The rule that leaves a tensor behind."""
+        own = self.table.axlearn.prefix
+        if self.prefix != own and path.startswith(join(own, "")):
+            note = f"the tree {self.prefix} is converted, not the parameters themselves ({own})"
+            return DropRow(join(own, "**"), "the parameters themselves", note)
+        return next((drop for drop in self.table.drops if matches(drop.pattern, path)), None)
 
     def _nearest(self, path: str, candidates: Collection[str]) -> str:
         """A hint for the findings that are shown; the search is too slow for thousands of them."""

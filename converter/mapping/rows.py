@@ -15,12 +15,15 @@ from converter.mapping.table import (
     TRAINING,
     WEIGHT_DTYPES,
     ArithmeticRule,
+    Case,
     Choice,
     ConfigRule,
     DropRow,
     LayerLayout,
+    Marker,
     Number,
     PublishedModel,
+    RefuseRow,
     TensorRow,
     TreeLayout,
 )
@@ -59,12 +62,27 @@ def read_tree(section: Section) -> TreeLayout:
 
 
 def read_choice(section: Section) -> Choice:
-    """[[choice]]: the kinds of layer, each with the parameter that shows it."""
+    """[[choice]]: the kinds of layer or of model, each with the parameter that shows it."""
     name = section.text("name")
-    markers = {key: section.text(key) for key in list(section.values)}
+    of = section.take("of", str, "'layer' or 'model'", "layer")
+    if of not in ("layer", "model"):
+        section.fail(f"of must be 'layer' or 'model', found {of!r}", "of")
+    markers = {key: _marker(section, key) for key in list(section.values)}
     if not markers:
         section.fail(f"choice {name!r} has no kinds; expected one or more, each with the tensor that shows it")
-    return Choice(name, markers)
+    return Choice(name, markers, of == "model")
+
+
+def _marker(section: Section, kind: str) -> Marker:
+    """`"path"`, `{ tensor = "path", dims = 4 }` or `{ absent = "path" }`."""
+    what = "a tensor's path, { tensor = ..., dims = ... } or { absent = ... }"
+    value = section.take(kind, (str, dict), what)
+    fields = {"tensor": value} if isinstance(value, str) else value
+    tensor, dims = fields.get("absent", fields.get("tensor")), fields.get("dims")
+    known = set(fields) in ({"tensor"}, {"tensor", "dims"}, {"absent"})
+    if not known or not isinstance(tensor, str) or not (dims is None or (type(dims) is int and 0 <= dims <= 8)):
+        section.fail(f"{kind} must be {what}, found {value!r}", kind)
+    return Marker(tensor=tensor, dims=dims, absent="absent" in fields)
 
 
 def read_tensor(section: Section) -> TensorRow:
@@ -91,8 +109,6 @@ def read_tensor(section: Section) -> TensorRow:
     in_layer = {path.startswith(LAYER_FIELD + "/") for path in (*axlearn, *maxtext)}
     if len(in_layer) > 1 or any("{" in path.removeprefix(LAYER_FIELD) for path in (*axlearn, *maxtext)):
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")
-    if optional["when"] and True not in in_layer:
-        section.fail("'when' needs a row of a layer", "when")
     roles = _roles(section, expression, in_layer=True in in_layer)
     value = _value_rule(section, set(expression.names()))
     dtypes = _dtypes(section)
@@ -160,6 +176,11 @@ def read_drop(section: Section) -> DropRow:
     return DropRow(section.text("axlearn"), section.text("reason"), section.text("note", required=False))
 
 
+def read_refusal(section: Section) -> RefuseRow:
+    """[[refuse]]: what shows a model that MaxText cannot compute."""
+    return RefuseRow(section.text("axlearn"), section.text("model"), section.text("reason"))
+
+
 def read_model(section: Section) -> PublishedModel:
     """[[model]]: a published size."""
     sizes = section.take("sizes", dict, "a table of axis sizes")
@@ -213,7 +234,8 @@ def _config_rule(section: Section, key: str) -> ConfigRule:
         _check_constant(section, key, value)
         return ConfigRule(key, constant=value)
     unknown = [name for name, entry in value.items() if not _fits(entry, _CONFIG_FIELDS.get(name))]
-    if unknown or len(set(value) & _CONFIG_SOURCES) != 1:
+    found = set(value) & _CONFIG_SOURCES
+    if unknown or (len(found) != 1 and found != {"has", "unless"}):
         section.fail(f"{key} must be a value or one rule of size, has, unless, layout, value; found {value!r}", key)
     fields = dict(value)
     if "value" in fields:
@@ -224,7 +246,27 @@ def _config_rule(section: Section, key: str) -> ConfigRule:
     bounded = set(fields) & {"above", "at_least", "at_most", "divides"}
     if bounded and not ("size" in fields or _fits(fields.get("constant"), (int, float))):
         section.fail(f"{key}: {', '.join(sorted(bounded))} need a number; found {value!r}", key)
-    return ConfigRule(key, **fields)
+    if ("cases" in fields or "why" in fields) and "constant" not in fields:
+        section.fail(f"{key}: cases and why need a value; found {value!r}", key)
+    if "otherwise" in fields and "size" not in fields:
+        section.fail(f"{key}: otherwise needs a size; found {value!r}", key)
+    cases = tuple(_case(section, key, case, fields["constant"]) for case in fields.pop("cases", ()))
+    return ConfigRule(key, **fields, cases=cases)
+
+
+def _case(section: Section, key: str, case: object, like: object) -> Case:
+    """`{ when = "kind", sizes = { axis = 4 }, value = 1, why = "..." }`."""
+    fields = case if isinstance(case, dict) else {}
+    sizes = fields.get("sizes", {})
+    kinds = {"when": str, "sizes": dict, "value": (int, float) if _fits(like, (int, float)) else type(like), "why": str}
+    right = all(_fits(entry, kinds.get(name)) for name, entry in fields.items()) and "value" in fields
+    if not right or not fields.keys() & {"when", "sizes"} or not all(type(size) is int for size in sizes.values()):
+        section.fail(
+            f"{key}: a case must be {{ when = KIND or sizes = {{ AXIS = NUMBER }}, value = ..., why = TEXT }}, with a "
+            f"value like {like!r}; found {case!r}",
+            key,
+        )
+    return Case(**fields)
 
 
 _CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
@@ -233,7 +275,7 @@ _CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
 _CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
     "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
-    "at_most": str, "divides": str, "note": str,
+    "at_most": str, "divides": str, "note": str, "cases": list, "why": str, "otherwise": str,
 }  # fmt: skip
 
 

@@ -6,12 +6,12 @@ arithmetic that no checkpoint holds.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from converter.errors import MappingError, UsageError
-from converter.mapping.config import model_config, value_origin
+from converter.mapping.config import matching_case, model_config, value_origin
 from converter.mapping.constants import BOUNDS
 from converter.mapping.learner import BY_USER, PREFIX, Learner, TrainedLearner, find_learner
 from converter.mapping.match import Match
@@ -35,6 +35,7 @@ class Configuration:
       learner: that of the source's training.
       comments: what maxtext.yml has to say of the training flags, one line each.
       notes: what the user has to know of them, one line each.
+      assumed: keys whose value is only likely, because no tensor shows it, and what it was assumed from.
     """
 
     keys: Mapping[str, Any]
@@ -43,6 +44,15 @@ class Configuration:
     learner: Learner = field(default_factory=Learner)
     comments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the user has to know about assumed values, one line each."""
+        return tuple(
+            f"{key}={_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: --set {key}=VALUE"
+            for key, why in self.assumed.items()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,7 @@ def configure(
     recorded: Mapping[str, Any] | None = None,
     trained: TrainedLearner | None = None,
     step: int | None = None,
+    optimizer: str = "adamw",
 ) -> Configuration:
     """The configuration of a checkpoint.
 
@@ -72,6 +83,7 @@ def configure(
         does not let a user set are left out.
       trained: what the training's own configuration says of its learner; None where there is none.
       step: the training step; None where it is not known.
+      optimizer: MaxText's `opt_type`.
 
     Raises:
       UsageError: a setting has another form, contradicts the tensors, or makes an impossible model.
@@ -81,7 +93,7 @@ def configure(
     keys, chosen = _model_keys(match, model, recorded or {})
     given = {**_known_constants(recorded or {}), **_given_constants(settings)}
     learner, problems = find_learner(match, given, trained, strict=bool(settings))
-    flags = training_flags(learner, step)
+    flags = training_flags(learner, step, optimizer)
     _check_flags([text for text in settings if text not in model and not text.startswith(PREFIX)], flags)
     origins = {rule.key: BY_USER if rule.key in chosen else value_origin(rule, match) for rule in match.table.config}
     missing = _missing_note(learner, flags)
@@ -92,6 +104,7 @@ def configure(
         learner=learner,
         comments=(*flags.comments, *problems, *missing),
         notes=(*problems, *missing),
+        assumed={rule.key: why for rule in match.table.config if rule.key not in chosen and (why := _why(rule, match))},
     )
 
 
@@ -217,6 +230,11 @@ def source_arithmetic(table: MappingTable, keys: Mapping[str, Any]) -> Arithmeti
     )
 
 
+def undecided_keys(table: MappingTable, known: Collection[str]) -> list[str]:
+    """The configuration keys that depend on the source's tensors and are not known otherwise."""
+    return [rule.key for rule in table.config if rule.cases and rule.key not in known]
+
+
 def arithmetic_keys(table: MappingTable) -> list[str]:
     """The configuration keys that the source's arithmetic depends on."""
     rule = table.arithmetic
@@ -292,6 +310,12 @@ def _known(table: MappingTable, recorded: Mapping[str, Any], base: Mapping[str, 
     return {key: value for key, value in recorded.items() if key in free and type(value) is type(base[key])}
 
 
+def _why(rule: ConfigRule, match: Match) -> str:
+    """What a key's value is assumed from; empty where all models of the family have it."""
+    case = matching_case(rule, match)
+    return rule.why if case is None else case.why
+
+
 def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], value: Any) -> str:
     """Why a key cannot have a value that the user gave; empty where it can."""
     due = base[rule.key]
@@ -300,7 +324,7 @@ def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], valu
     setting, needed = f"--set {rule.key}={_text(value)}", f"{rule.key}={_text(due)}"
     if rule.size:
         return f"{setting}: contradicts the checkpoint's tensors, which have {needed}; drop the option"
-    if rule.has:
+    if rule.has and not (rule.unless and rule.has in match.kinds):  # else it is the option that decides
         return f"{setting}: contradicts the checkpoint's tensors, which need {needed}; drop the option"
     if rule.unless:
         given = "with" if rule.unless in match.options else "without"

@@ -57,17 +57,38 @@ class TreeLayout:
     cycle: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What shows that something is of a kind: a tensor that is there, one of that many dimensions, or one that is not.
+
+    Attributes:
+      tensor: its path, below the layer or, for a kind of the whole model, below the tree's prefix.
+      dims: how many dimensions it has, the layer axis left out; None for any number.
+      absent: the kind is that without the tensor.
+    """
+
+    tensor: str
+    dims: int | None = None
+    absent: bool = False
+
+    def __str__(self) -> str:
+        dims = f" with {self.dims} dimensions" if self.dims is not None else ""
+        return f"{'no ' if self.absent else ''}{self.tensor}{dims}"
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Kinds of layers that exclude each other: each layer has one of them, or where there is only one kind, perhaps it.
+    """Kinds that exclude each other: a layer has one of them, or where there is only one kind, perhaps it.
 
     Attributes:
       name: for messages.
-      markers: kind to the tensor (below the layer) that only this kind has.
+      markers: kind to what shows it.
+      of_model: the kinds are of the whole model, not of a layer.
     """
 
     name: str
-    markers: Mapping[str, str]
+    markers: Mapping[str, Marker]
+    of_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,7 @@ class TensorRow:
       expression: the layout, without the layer axis.
       group: heading in the parameter report.
       note: why, for the report.
-      when: the kind of layer that has the row; empty for all.
+      when: the kind of layer, or of model, that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
       value: what becomes of the values; a fit only with the option of its name.
       roles: what each target is in the model, see `roles`; empty where the table does not say.
@@ -123,6 +144,38 @@ class DropRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RefuseRow:
+    """Source tensors of models that MaxText cannot compute.
+
+    Attributes:
+      pattern: of their paths, see `match.matches`.
+      model: what such a model is called.
+      reason: why it cannot be converted.
+    """
+
+    pattern: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Another value of a configuration key, for checkpoints of a kind or of certain sizes.
+
+    Attributes:
+      value: the value.
+      when: the kind that has it; empty for any.
+      sizes: axis to the size that it must have.
+      why: what is known about these models.
+    """
+
+    value: ConfigValue
+    when: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigRule:
     """How one key of the MaxText configuration gets its value.
 
@@ -130,10 +183,11 @@ class ConfigRule:
       key: MaxText's name.
       constant: the value itself, where the rule is a plain value.
       size: the axis whose solved size is the value.
+      otherwise: the axis that counts where the tensors do not have `size`; empty for none.
       times: a factor on the size.
       times_blocks: multiply by the number of layers in a cycle.
-      has: the value is whether layers are of this kind.
-      unless: the value is whether this option is off.
+      has: the value is whether layers, or the model, are of this kind.
+      unless: the value is whether this option is off; with `has` both must hold.
       layout: the value is whether the target has this layer layout.
       set: what another value of a user (`--set`) means; empty where the tensors or the family leave no choice.
       above: the value must be larger than this.
@@ -141,6 +195,8 @@ class ConfigRule:
       at_most: the axis whose size the value must not exceed.
       divides: the axis whose size the value must divide.
       note: why it has this value, for maxtext.yml.
+      cases: other values, for some checkpoints; the first that applies counts.
+      why: what the constant is assumed from; empty where every model of the family has it.
     """
 
     key: str
@@ -157,6 +213,9 @@ class ConfigRule:
     at_most: str = ""
     divides: str = ""
     note: str = ""
+    cases: tuple[Case, ...] = ()
+    why: str = ""
+    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +237,7 @@ class ArithmeticRule:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A size of the family that was published: kinds of its layers, the size of each axis, and its own learner."""
+    """A published size of the family: kinds of its layers and of itself, the size of each axis, and its own learner."""
 
     name: str
     kinds: tuple[str, ...]
@@ -209,6 +268,7 @@ class MappingTable:
     choices: tuple[Choice, ...]
     rows: tuple[TensorRow, ...]
     drops: tuple[DropRow, ...]
+    refusals: tuple[RefuseRow, ...]
     config: tuple[ConfigRule, ...]
     arithmetic: ArithmeticRule | None
     models: tuple[PublishedModel, ...]

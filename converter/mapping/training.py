@@ -16,7 +16,6 @@ RULE = "AXLearn's update rule"
 """The origin of flags that are the same for every learner."""
 
 FIXED: Mapping[str, Any] = {
-    "opt_type": "adamw",
     "lr_schedule_type": "cosine",
     "adam_eps_root": 0.0,
     "mu_dtype": "float32",
@@ -39,7 +38,7 @@ FOLLOWING: Mapping[str, tuple[str, ...]] = {
 }
 """Flags that follow from the learner's constants."""
 
-FLAGS = frozenset({*FIXED, *FOLLOWING})
+FLAGS = frozenset({"opt_type", *FIXED, *FOLLOWING})
 """All training flags that are written."""
 
 
@@ -60,14 +59,16 @@ class TrainingFlags:
     comments: tuple[str, ...]
 
 
-def training_flags(learner: Learner, step: int | None) -> TrainingFlags:
+def training_flags(learner: Learner, step: int | None, optimizer: str = "adamw") -> TrainingFlags:
     """The flags of a learner.
 
     Args:
       learner: its constants.
       step: the updates done; None where that is not known.
+      optimizer: MaxText's `opt_type`: one that follows AXLearn's rule.
     """
-    values, origins = dict(FIXED), dict.fromkeys(FIXED, RULE)
+    values = {"opt_type": optimizer, **FIXED}
+    origins = dict.fromkeys(values, RULE)
     schedule = make_schedule(learner, step)
     missing: list[str] = []
     for flag, names in FOLLOWING.items():

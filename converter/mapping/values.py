@@ -4,6 +4,7 @@ A parameter that is multiplied by s on its way has gradients divided by s there.
 divided by s, and its second by s squared.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,3 +82,13 @@ class Fit:
 ValueRule = Copy | Scale | Fit
 
 COPY = Copy()
+
+
+def scaled(rule: ValueRule, factor: float) -> ValueRule:
+    """A rule whose values are multiplied by a further factor; a fit has no such rule."""
+    if factor == 1:
+        return rule
+    if isinstance(rule, Fit):
+        raise TypeError(f"a fit ({rule.name}) cannot be scaled")
+    old = rule if isinstance(rule, Scale) else Scale()
+    return dataclasses.replace(old, constant=old.constant * factor)

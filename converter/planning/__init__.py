@@ -15,7 +15,7 @@ from converter.planning.parameters import ParameterReport, ParameterRow, make_re
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
-from converter.planning.source import Source, configure_source, evident_options, open_source
+from converter.planning.source import Source, chosen_tree, configure_source, evident_options, open_source
 
 __all__ = [
     "COPIERS",
@@ -37,6 +37,7 @@ __all__ = [
     "Source",
     "Task",
     "choose_route",
+    "chosen_tree",
     "configure_source",
     "evident_options",
     "fitted_scales",

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from converter.choices import STORES
+from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
+from converter.choices import STORES, TREES
 from converter.errors import UsageError
 from converter.storage import is_remote, storage_of
 
@@ -27,6 +28,10 @@ class Options:
       store: how leaves are stored, see `encoding`.
       rewrite: decode and encode every chunk, also where it could be passed through.
       link: hard-link chunks that can be passed through.
+      tree: what becomes MaxText's parameters, see TREES.
+      state: convert the training state as well.
+      optimizer: MaxText's, whose state is written; None for the default.
+      force: convert the state also where training cannot go on exactly.
       transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
     """
 
@@ -36,6 +41,15 @@ class Options:
     rewrite: bool = False
     link: bool = False
     transfer: str = LOCAL
+    tree: str = TREES[0]
+    state: bool = False
+    optimizer: str | None = None
+    force: bool = False
+
+    @property
+    def state_optimizer(self) -> Optimizer | None:
+        """The optimizer whose state is written; None where none is."""
+        return OPTIMIZERS[self.optimizer or ADAMW.name] if self.state else None
 
     def check(self) -> None:
         """Refuses options that contradict each other.
@@ -55,6 +69,28 @@ class Options:
             )
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
+        if self.tree not in TREES:
+            raise UsageError(f"--tree {self.tree}: expected one of {', '.join(TREES)}")
+        if self.state and self.tree != TREES[0]:
+            raise UsageError(
+                f"--state needs the parameters that the moments belong to, --tree {self.tree} converts others; "
+                "give one of them"
+            )
+        if self.optimizer is not None and not self.state:
+            raise UsageError("--optimizer chooses the form of the training state; add --state")
+        if self.force and not self.state:
+            raise UsageError("--force lets --state convert what cannot go on exactly; add --state, or drop --force")
+        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
+            raise UsageError(_refused_optimizer(self.optimizer))
+
+
+def _refused_optimizer(name: str) -> str:
+    """Why there is no state for one of MaxText's optimizers."""
+    known = ", ".join(OPTIMIZERS)
+    why = REFUSED_OPTIMIZERS.get(name)
+    return (
+        f"--optimizer {name}: {why}; expected one of {known}" if why else f"--optimizer {name}: expected one of {known}"
+    )
 
 
 def transfer_between(source: str, destination: str) -> str:

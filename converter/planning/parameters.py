@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.axes import AxisMap, product_size
-from converter.checkpoints import Target, check_pair, open_target, recorded_settings
+from converter.checkpoints import Made, Target, check_pair, open_target, recorded_settings, recorded_trees
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
@@ -16,15 +16,15 @@ from converter.mapping import (
     Shape,
     check_model,
     converted_keys,
+    find_mapping,
     find_published,
     load_bundled,
-    load_mapping,
     match_table,
     model_config,
     source_arithmetic,
 )
 from converter.planning.relation import relation, without_layers
-from converter.planning.source import check_options, evident_options, open_source
+from converter.planning.source import check_options, chosen_tree, evident_options, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ def make_report(
     step: int | None = None,
     mapping: str | None = None,
     options: Collection[str] = (),
+    tree: str | None = None,
 ) -> ParameterReport:
     """Makes the report of a checkpoint or of a published model.
 
@@ -147,16 +148,19 @@ def make_report(
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       options: options of the mapping table that are on; with a destination, those that it was made with count.
+      tree: what becomes MaxText's parameters; None for the one that the checkpoint names, or AXLearn's parameters.
 
     Raises:
       UsageError: neither a source nor a model was named.
       SourceError, MappingError, VerificationError: the source, the mapping or the checkpoint cannot be used, or the
         source is not of the named model's size.
     """
-    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     if source is None:
         if model is None:
             raise UsageError("params: expected SRC, or --model NAME")
+        if tree is not None:
+            raise UsageError("--tree chooses a tree of a checkpoint, and --model has none: give SRC")
         match, shapes = find_published(tables, model)
         if options:
             check_options([match.table], options)
@@ -164,17 +168,25 @@ def make_report(
         return report(match, shapes, model)
     if destination is not None:
         check_pair(locate(source, SourceError), locate(destination, DestinationError))
-    opened = open_source(source, step=step, mapping=mapping, options=options, metadata_only=True)
+    target = None if destination is None else open_target(destination)
+    made = Made() if target is None else recorded_trees(target.custom, target.root)
+    opened = open_source(
+        source,
+        step=step,
+        mapping=mapping,
+        options=options,
+        metadata_only=True,
+        tree=chosen_tree(tree, made, target.root if target is not None else ""),
+    )
     match, shapes = opened.match, opened.checkpoint.shapes
     if model is not None:
         check_model(match, find_published(tables, model)[0], model)
     title = f"{opened.shown} (step {opened.checkpoint.step})"
-    if destination is None:
+    if target is None:
         return report(match, shapes, title, notes=opened.notes)
-    target = open_target(destination)
-    evident = evident_options(match.table, target)
+    evident = evident_options(match, target)
     if evident != frozenset(options):
-        match = match_table(match.table, shapes, options=evident)
+        match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
     return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
 

@@ -15,12 +15,14 @@ from converter.axes import (
     plan_blocks,
     slab_moving_elements,
 )
+from converter.checkpoints import step_directory
 from converter.errors import UsageError
-from converter.mapping import Configuration, Fit, MatchedRow, Scale, ValueRule
+from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule
 from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source, configure_source
+from converter.planning.training_state import Scalar, TrainingState, moved, with_learner
 
 PASS_MEMORY = 2 * FEED_SIZE
 """Bytes that copying one chunk takes."""
@@ -51,6 +53,7 @@ class Task:
       note: the row's explanation in reports.
       source_place: the layer's path in the source; empty for tensors that belong to no layer.
       target_place: the same in the target.
+      tree: name of the tree that the leaves belong to.
     """
 
     sources: tuple[Array, ...]
@@ -67,6 +70,7 @@ class Task:
     note: str
     source_place: str
     target_place: str
+    tree: str = PARAMS
 
     @property
     def extra(self) -> bool:
@@ -100,6 +104,8 @@ class Plan:
       configuration: MaxText's, with the learner of the source's training.
       jobs: blocks in flight.
       remedies: options of the table that advice may name.
+      trees: what is converted by the rows of the table; the first becomes MaxText's parameters.
+      state: the training state that is written as well; None where only parameters are.
     """
 
     source: str
@@ -115,10 +121,12 @@ class Plan:
     configuration: Configuration
     jobs: int
     remedies: Remedies
+    trees: tuple[Tree, ...]
+    state: TrainingState | None = None
     totals: "Totals" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "totals", _totals(self.tasks, self.options.max_memory, self.jobs))
+        object.__setattr__(self, "totals", _totals(self))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -141,18 +149,42 @@ class Plan:
         return bool(self.config.get(TIED_KEY))
 
     @property
+    def tree(self) -> str:
+        """Name of the tree that becomes MaxText's parameters."""
+        return self.trees[0].name
+
+    @property
+    def parameter_tasks(self) -> tuple[Task, ...]:
+        """The work on the parameters."""
+        return tuple(task for task in self.tasks if task.tree == self.tree)
+
+    @property
     def leaves(self) -> tuple[Array, ...]:
-        return tuple(leaf for task in self.tasks for leaf in task.leaves)
+        """All leaves that are written."""
+        return (*(leaf for task in self.tasks for leaf in task.leaves), *(leaf for leaf, _ in self.scalars))
+
+    @property
+    def scalars(self) -> tuple[tuple[Array, Scalar], ...]:
+        """Leaves of one number each, with what it is."""
+        scalars = self.state.scalars if self.state is not None else ()
+        return tuple((scalar.leaf(self.options.store), scalar) for scalar in scalars)
+
+    @property
+    def step_directory(self) -> int:
+        """The number of the directory that MaxText gets the checkpoint in."""
+        return step_directory(self.state.step) if self.state is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over a plan.
+    """Sums over a plan. Parameters count once, however many trees have their shape.
 
     Attributes:
-      source_parameters: elements of the source tensors that are converted.
-      target_parameters: elements of all leaves.
+      source_parameters: elements of the source tensors that become parameters.
+      target_parameters: elements of all leaves of parameters.
       added_parameters: those of them that are copies made on request.
+      state_elements: elements of the training state's leaves.
+      state_bytes: their decoded bytes.
       read_bytes: decoded bytes to read.
       write_bytes: decoded bytes to write.
       stored_bytes: size of the source's files; 0 where only metadata is there.
@@ -162,6 +194,8 @@ class Totals:
     source_parameters: int
     target_parameters: int
     added_parameters: int
+    state_elements: int
+    state_bytes: int
     read_bytes: int
     write_bytes: int
     stored_bytes: int
@@ -193,11 +227,17 @@ def make_plan(
     configuration = configuration or configure_source(source)
     tasks: list[Task] = []
     too_small: list[tuple[int, str]] = []
-    for row in match.rows:
-        try:
-            tasks.append(_make_task(row, source, options))
-        except BudgetTooSmall as error:
-            too_small.append((error.smallest, row.sources[0]))
+    state = None
+    if source.state is not None:
+        state = with_learner(source.state, configuration.learner, force=options.force)
+    trees = (source.tree, *(state.trees if state is not None else ()))
+    for tree in trees:
+        for parameters in match.rows:
+            row = moved(match, parameters, tree)
+            try:
+                tasks.append(_make_task(row, tree.name, source, options))
+            except BudgetTooSmall as error:
+                too_small.append((error.smallest, row.sources[0]))
     if too_small:
         smallest, path = max(too_small)
         raise UsageError(
@@ -205,7 +245,7 @@ def make_plan(
             f"give --max-memory {-(-smallest >> 20)}MiB or more"
         )
     dropped: dict[str, list[tuple[str, int | None]]] = {}
-    for path, reason in match.dropped.items():
+    for path, reason in source.dropped.items():
         shape = source.checkpoint.tensors[path].shape
         dropped.setdefault(reason, []).append((path, None if shape is None else math.prod(shape)))
     return Plan(
@@ -216,16 +256,23 @@ def make_plan(
         options=options,
         tasks=tuple(tasks),
         dropped={reason: tuple(entries) for reason, entries in dropped.items()},
-        notes=(*source.notes, *configuration.notes),
+        notes=(
+            *source.notes,
+            *configuration.assumptions,
+            *configuration.notes,
+            *(state.notes if state is not None else ()),
+        ),
         others=source.checkpoint.others,
         sizes=match.sizes,
         configuration=configuration,
         jobs=jobs,
         remedies=Remedies.of(match.table),
+        trees=trees,
+        state=state,
     )
 
 
-def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
+def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> Task:
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
     route = choose_route(
@@ -252,6 +299,7 @@ def _make_task(row: MatchedRow, source: Source, options: Options) -> Task:
         note=row.row.note,
         source_place=row.source_place,
         target_place=row.target_place,
+        tree=tree,
     )
 
 
@@ -294,18 +342,24 @@ def _cut(
     return blocking, blocking.target_chunks, held + REWRITE_MEMORY
 
 
-def _totals(tasks: tuple[Task, ...], budget: int, jobs: int) -> Totals:
+def _totals(plan: Plan) -> Totals:
+    tasks, jobs, budget = plan.tasks, plan.jobs, plan.options.max_memory
     own = [task for task in tasks if not task.extra]
+    parameters = plan.parameter_tasks
+    counted = {leaf.path for task in parameters for leaf in task.leaves}
+    state = [leaf for leaf in plan.leaves if leaf.path not in counted]
     in_flight = sorted(task.memory for task in tasks for _ in range(min(task.units, jobs)))[-jobs:]
     in_flight += [task.memory for task in tasks if task.blocking is None for _ in range(min(task.units, COPIERS))][
         :COPIERS
     ]
     return Totals(
-        source_parameters=sum(array.elements for task in own for array in task.sources),
-        target_parameters=sum(leaf.elements for task in tasks for leaf in task.leaves),
-        added_parameters=sum(leaf.elements for task in tasks if task.extra for leaf in task.leaves),
+        source_parameters=sum(array.elements for task in parameters if not task.extra for array in task.sources),
+        target_parameters=sum(leaf.elements for task in parameters for leaf in task.leaves),
+        added_parameters=sum(leaf.elements for task in parameters if task.extra for leaf in task.leaves),
+        state_elements=sum(leaf.elements for leaf in state),
+        state_bytes=sum(leaf.bytes for leaf in state),
         read_bytes=sum(array.bytes for task in tasks for array in task.sources),
-        write_bytes=sum(leaf.bytes for task in tasks for leaf in task.leaves),
+        write_bytes=sum(leaf.bytes for leaf in plan.leaves),
         stored_bytes=sum(task.stored_bytes for task in own),
         memory=min(budget, sum(in_flight)),
     )

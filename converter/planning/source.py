@@ -5,20 +5,44 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.arrays import Array, audit_chunks
-from converter.checkpoints import Checkpoint, Target, check_source, open_checkpoint, recorded_fits, trained_learner
-from converter.errors import MappingError, SourceError
+from converter.checkpoints import (
+    ADAMW,
+    Checkpoint,
+    Made,
+    Optimizer,
+    Target,
+    check_source,
+    open_checkpoint,
+    recorded_fits,
+    trained_learner,
+)
+from converter.choices import TREES
+from converter.errors import MappingError, SourceError, UsageError
 from converter.location import check_readable, locate
 from converter.mapping import (
+    PARAMS,
     Configuration,
     MappingTable,
     Match,
+    Tree,
     choose_table,
     configure,
+    find_mapping,
     join,
     load_bundled,
-    load_mapping,
     match_table,
     matches,
+)
+from converter.planning.training_state import (
+    TrainingState,
+    check_counts,
+    check_dtypes,
+    check_exact,
+    find_average,
+    find_state,
+    inexact_reasons,
+    moved,
+    parameter_tree,
 )
 from converter.storage import storage_of
 from converter.words import option_flag, shorten
@@ -34,6 +58,8 @@ class Source:
       match: the mapping table on its tensors.
       arrays: metadata of every tensor that is converted.
       stored_bytes: size of each such tensor's chunk files; empty where only metadata is there.
+      tree: what becomes MaxText's parameters.
+      state: the training state that is converted as well; None where only parameters are.
     """
 
     checkpoint: Checkpoint
@@ -41,11 +67,20 @@ class Source:
     match: Match
     arrays: Mapping[str, Array]
     stored_bytes: Mapping[str, int]
+    tree: Tree
+    state: TrainingState | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user has to know about what is converted, one line each."""
-        return (*self.checkpoint.notes, *self.match.notes)
+        inexact = inexact_reasons(self.match) if self.state else []
+        forced = tuple(f"training will not go on exactly (--force): {reason}" for reason in inexact)
+        return (*self.checkpoint.notes, *self.match.notes, *forced)
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        """Path of each tensor that is left behind, to the reason."""
+        return {path: reason for path, reason in self.match.dropped.items() if path not in self.arrays}
 
 
 def open_source(
@@ -55,6 +90,9 @@ def open_source(
     mapping: str | None = None,
     options: Collection[str] = (),
     metadata_only: bool = False,
+    tree: str = PARAMS,
+    optimizer: Optimizer | None = None,
+    force: bool = False,
 ) -> Source:
     """Finds, matches and audits a source, reading metadata only.
 
@@ -64,12 +102,18 @@ def open_source(
       mapping: path of a user's own table; None to find the bundled one that fits.
       options: mapping options, such as `untie`.
       metadata_only: do not look for chunk files; a plan can be made of `index` and `.zarray` files alone.
+      tree: the tree that becomes MaxText's parameters, PARAMS or EMA.
+      optimizer: MaxText's, where the training state is wanted as well.
+      force: take the state also where training cannot go on exactly.
 
     Raises:
       SourceError: not a local path, no committed step, or damaged metadata, or chunk files missing or of an impossible
-        size.
+        size; or the tree or state that is wanted is not there, or incomplete.
+      UsageError: training could not go on exactly with the options that are on.
       MappingError: the named table, or every bundled one, does not fit, or does not know a tensor's dtype.
     """
+    if tree not in TREES:
+        raise UsageError(f"--tree {tree}: expected one of {', '.join(TREES)}")
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
     storage = storage_of(place.path)
@@ -80,7 +124,7 @@ def open_source(
         storage.pin(checkpoint.directory)
     except OSError as error:
         raise SourceError(f"{error.filename or place.path}: cannot be read: {error.strerror or error}") from None
-    tables = load_bundled() if mapping is None else [load_mapping(mapping)]
+    tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)
     shapes = checkpoint.shapes
@@ -88,11 +132,32 @@ def open_source(
         match = choose_table(tables, shapes, options)
     else:
         match = match_table(tables[0], shapes, options=options)
-    used = list(dict.fromkeys(name for row in match.rows for name in row.sources))
-    arrays = checkpoint.read_arrays(used)
+    if tree != PARAMS:
+        match = match_table(match.table, shapes, options=options, prefix=find_average(match, shapes))
+    state = None
+    if optimizer is not None:
+        if not force:
+            check_exact(match)
+        state = find_state(match, checkpoint, optimizer)
+    arrays = checkpoint.read_arrays(_used(match, state))
     _check_dtypes(match, arrays)
+    if state is not None:
+        check_dtypes(match, state, arrays)
     stored = {} if metadata_only else _audit(checkpoint, arrays)
-    return Source(checkpoint, place.shown(checkpoint.directory), match, arrays, stored)
+    if state is not None and not metadata_only:
+        check_counts(state, arrays, checkpoint.directory)
+    return Source(
+        checkpoint, place.shown(checkpoint.directory), match, arrays, stored, parameter_tree(match, tree), state
+    )
+
+
+def _used(match: Match, state: TrainingState | None) -> list[str]:
+    """Paths of all tensors that are converted or looked at, each once."""
+    rows = list(match.rows)
+    if state is not None:
+        rows += [moved(match, row, tree) for tree in state.trees for row in match.rows]
+    counts = state.counts if state is not None else ()
+    return list(dict.fromkeys((*(path for row in rows for path in row.sources), *counts)))
 
 
 def configure_source(
@@ -110,7 +175,14 @@ def configure_source(
     """
     checkpoint = source.checkpoint
     trained = trained_learner(checkpoint.directory)
-    return configure(source.match, settings, recorded=recorded, trained=trained, step=checkpoint.step)
+    return configure(
+        source.match,
+        settings,
+        recorded=recorded,
+        trained=trained,
+        step=checkpoint.step,
+        optimizer=source.state.optimizer.name if source.state is not None else ADAMW.name,
+    )
 
 
 def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> None:
@@ -121,10 +193,10 @@ def check_options(tables: Sequence[MappingTable], options: Collection[str]) -> N
     """
     known = {option for table in tables for option in table.options}
     for option in sorted(set(options) - known):
-        names = ", ".join(f"'{table.name}'" for table in tables)
+        one = len(tables) == 1
+        lacking = f"mapping '{tables[0].name}' has no such" if one else "no bundled mapping has such an"
         raise MappingError(
-            f"{option_flag(option)}: mapping {names} has no such option; expected one of "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"{option_flag(option)}: {lacking} option; expected one of {', '.join(sorted(known)) or 'none'}"
         )
 
 
@@ -179,11 +251,32 @@ def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int
     return stored
 
 
-def evident_options(table: MappingTable, target: Target) -> frozenset[str]:
+def chosen_tree(given: str | None, made: Made, shown: str) -> str:
+    """The tree that became a checkpoint's parameters.
+
+    Args:
+      given: the user's choice; None for none.
+      made: what the checkpoint says.
+      shown: the checkpoint, for messages.
+
+    Raises:
+      UsageError: both contradict each other.
+    """
+    if given is not None and made.tree and given != made.tree:
+        raise UsageError(
+            f"--tree {given}: {shown} says that its parameters were made of AXLearn's tree {made.tree!r}; drop --tree"
+        )
+    return given or (made.tree if made.tree in TREES else PARAMS)
+
+
+def evident_options(match: Match, target: Target) -> frozenset[str]:
     """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and recorded fits."""
+    table = match.table
     added = {
         row.option
         for row in table.rows
-        if row.option and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
+        if row.option
+        and (not row.when or row.when in match.kinds)
+        and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
     }
     return recorded_fits(target.custom, table.fits) | added

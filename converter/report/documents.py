@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from converter.choices import QK_NORMS, STORES
+from converter.choices import QK_NORMS, STORES, TREES
 from converter.report.fields import (
     ANY_OBJECT,
     COUNT,
@@ -106,16 +106,21 @@ PLAN_FIELDS = (
         Field("store", choice(*STORES), "how leaves are stored"),
         Field("rewrite", FLAG, "every chunk is decoded and encoded"),
         Field("link", FLAG, "chunks are hard-linked"),
+        Field("tree", choice(*TREES), "what becomes the parameters"),
+        Field("state", FLAG, "the training state is converted as well"),
+        Field("force", FLAG, "also where training cannot go on exactly"),
         Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),
     ),
     group(
         "totals",
         "sums",
-        Field("source_parameters", COUNT, "elements that are converted", "totals.source_parameters"),
-        Field("target_parameters", COUNT, "elements of all leaves", "totals.target_parameters"),
+        Field("source_parameters", COUNT, "elements that become parameters", "totals.source_parameters"),
+        Field("target_parameters", COUNT, "elements of all leaves of parameters", "totals.target_parameters"),
         Field("added_parameters", COUNT, "those that are copies made on request", "totals.added_parameters"),
         Field("difference", INTEGER, "0 in a correct plan", "totals.difference"),
-        Field("leaves", COUNT, "number of leaves", lambda plan: len(plan.leaves)),
+        Field("state_elements", COUNT, "elements of the training state's leaves", "totals.state_elements"),
+        Field("state_bytes", COUNT, "their size, decoded", "totals.state_bytes"),
+        Field("leaves", COUNT, "number of leaves, the training state's included", lambda plan: len(plan.leaves)),
         Field("read_bytes", COUNT, "to read, decoded", "totals.read_bytes"),
         Field("write_bytes", COUNT, "to write, decoded", "totals.write_bytes"),
         Field("stored_bytes", COUNT, "of the source's files; 0 with `--metadata-only`", "totals.stored_bytes"),
@@ -123,12 +128,41 @@ PLAN_FIELDS = (
         source=_itself,
     ),
     Field("sizes", COUNTS, "axis to its solved size"),
+    Field("directory", TEXT, "the step's directory below the destination", lambda plan: f"{plan.step_directory}/items"),
+    objects(
+        "trees",
+        "what is converted by the rows of the table; the first becomes the parameters",
+        Field("name", TEXT, "params, ema, mu or nu"),
+        Field("source", TEXT, "the path before AXLearn's tensors"),
+        Field("target", TEXT, "the path before MaxText's leaves"),
+        Field("order", COUNT, "of a moment; 0 for parameters"),
+        Field("factor", NUMBER, "what all values are multiplied by; 1 for copies"),
+    ),
+    Field(
+        "state",
+        optional(
+            record(
+                Field("optimizer", TEXT, "MaxText's `opt_type`", "optimizer.name"),
+                Field("step", COUNT, "updates done"),
+                Field("counts", TEXTS, "AXLearn's counts, all equal to the step"),
+                objects(
+                    "scalars",
+                    "leaves of one number",
+                    Field("path", TEXT, "of the leaf"),
+                    Field("value", COUNT, "what it holds"),
+                    Field("meaning", TEXT, "what that is"),
+                ),
+            )
+        ),
+        "the training state; null where only parameters are converted",
+    ),
     objects(
         "tasks",
         "the work, in the order of the model",
         Field("axes", TEXT, "the axis expression", lambda task: str(task.axis_map.expression)),
         Field("route", choice("pass", "link", "rewrite"), "how bytes travel"),
         Field("reason", TEXT, "why not by a cheaper route; may be empty"),
+        Field("tree", TEXT, "name of the tree"),
         Field("group", TEXT, "part of the model"),
         Field("note", TEXT, "the row's explanation; may be empty"),
         Field("added", FLAG, "the leaves are copies made on request", "extra"),

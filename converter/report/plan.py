@@ -1,5 +1,6 @@
 """Tables of a plan or a result. Holds no decisions."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from converter.checkpoints import CONFIG_NAME
+from converter.mapping import PARAMS
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.console import plain_table, print_table, shape_text
 from converter.report.layout import Column, Row, print_rows, side_by_side
@@ -32,16 +34,19 @@ PLAN_COLUMNS = (
     Column(name="size", right=True),
 )
 
+PATCHED = "`python -m converter.maxtext_patch` makes MaxText exact with these."
+
 
 def print_plan(plan: Plan, console: Console) -> None:
     """The leaves as a table, grouped by layer, then the totals."""
     rows: list[Row] = []
     place = ""
-    for task in plan.tasks:
+    for task in plan.parameter_tasks:
         if task.source_place != place:
             place = task.source_place
             rows.append(Row((f"{place}/", "", f"{task.target_place}/") if place else (), heading=True))
         rows += _plan_rows(task)
+    rows += _state_rows(plan)
     console.print(f"{plan.source} (step {plan.step}), mapping '{plan.table}'")
     print_rows(console, PLAN_COLUMNS, rows)
     console.print()
@@ -51,13 +56,16 @@ def print_plan(plan: Plan, console: Console) -> None:
 def print_totals(plan: Plan, console: Console) -> None:
     """Parameters on both sides, bytes, memory, and what is left behind."""
     totals = plan.totals
-    sources = sum(len(task.sources) for task in plan.tasks if not task.extra)
+    tasks = plan.parameter_tasks
+    sources = sum(len(task.sources) for task in tasks if not task.extra)
+    targets = sum(len(task.leaves) for task in tasks)
     rows = [
         ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
         ("difference", f"{totals.difference:,}" + (
             f" (and {totals.added_parameters:,} added by {_adders(plan)})" if totals.added_parameters else ""
         )),
-        ("leaves", f"{sources} in AXLearn, {len(plan.leaves)} in MaxText"),
+        ("leaves", f"{sources} in AXLearn, {targets} in MaxText"),
+        *_state_totals(plan),
         ("bytes", f"{format_size(totals.read_bytes)} to read, {format_size(totals.write_bytes)} to write" + (
             f", {format_size(totals.stored_bytes)} compressed" if totals.stored_bytes else " (before compression)"
         )),
@@ -71,6 +79,43 @@ def print_totals(plan: Plan, console: Console) -> None:
     rows += [("note", printable(note)) for note in plan.notes]
     for name, text in rows:
         console.print(Text.assemble((f"{name:<11}", "bold"), f"  {text}"))
+
+
+def _state_rows(plan: Plan) -> list[Row]:
+    """The training state, which repeats the rows of the parameters: a line for each moment, and one for each number."""
+    rows: list[Row] = []
+    if plan.state is None:
+        return rows
+    for tree in plan.trees[1:]:
+        tasks = [task for task in plan.tasks if task.tree == tree.name]
+        size = sum(leaf.bytes for task in tasks for leaf in task.leaves)
+        rows.append(Row((f"{tree.source}/", "", f"{tree.target}/"), heading=True))
+        cells = (f"{sum(len(task.sources) for task in tasks if not task.extra)} tensors", "as the parameters")
+        leaves = f"{sum(len(task.leaves) for task in tasks)} leaves"
+        rows.append(Row((*cells, leaves, "", "", _routes_text(tasks), format_size(size)), indent=2))
+    for leaf, scalar in plan.scalars:
+        cells = ("", "", leaf.path, shape_text(leaf.shape), leaf.dtype, f"{scalar.meaning}: {scalar.value}")
+        rows.append(Row((*cells, format_size(leaf.bytes))))
+    return rows
+
+
+def _routes_text(tasks: Sequence[Task]) -> str:
+    """How many tasks take each route."""
+    counts = Counter(task.route for task in tasks)
+    return ", ".join(f"{count} {route}" for route, count in counts.items())
+
+
+def _state_totals(plan: Plan) -> list[tuple[str, str]]:
+    """What is said of the training state beside the parameters."""
+    if plan.state is None:
+        return [("tree", f"{plan.tree} ({plan.trees[0].source})")] if plan.tree != PARAMS else []
+    names = " and ".join(tree.name for tree in plan.trees[1:])
+    counts = ", ".join(f"{scalar.meaning} {scalar.value}" for _, scalar in plan.scalars)
+    size = format_size(plan.totals.state_bytes)
+    return [
+        ("state", f"{plan.state.optimizer.name}: {names} of every parameter, {size}; {counts}"),
+        ("directory", f"{plan.step_directory}/items: MaxText goes on with step {plan.state.step}"),
+    ]
 
 
 def _adders(plan: Plan) -> str:
@@ -179,12 +224,15 @@ def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch]) -> list[str]:
             "inside each rotated pair, and the scales written have them: attention is exact."
         )
     elif mismatches:
+        equal = f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
+        lines.append(equal + ("the first step is exact in stock MaxText." if plan.state else "attention is exact."))
+    if plan.state and not unequal and mismatches:
         lines.append(
-            f"The q/k norm scales of all {len(mismatches)} layers are equal inside each rotated pair: "
-            "attention is exact."
+            "NOT EXACT in stock MaxText from the second step on: its order of norm and RoPE gives the scales other "
+            f"gradients. {PATCHED}"
         )
     if plan.tied:
-        remedy = f"; {plan.remedies.untie} makes them exact" if plan.remedies.untie else ""
+        remedy = f"; {plan.remedies.untie} makes them exact" if plan.remedies.untie and plan.state is None else ""
         lines.append(
             "Tied logits: MaxText rounds the embedding table to bfloat16 for the logits (about 0.5 % of their spread)"
             f"{remedy}."
@@ -193,12 +241,14 @@ def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch]) -> list[str]:
 
 
 def _scale_advice(plan: Plan, unequal: Sequence[PairMismatch]) -> str:
-    fit, patch = plan.remedies.fit, "`python -m converter.maxtext_patch` makes MaxText exact with these."
+    fit = plan.remedies.fit if plan.state is None else ""
     if plan.fitted:
-        return f"{fit}: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+        return (
+            f"{plan.remedies.fit}: the scales written are not AXLearn's but fitted to MaxText's order, to come closer."
+        )
     if fit and all(entry.separable for entry in unequal):
         return f"Their products are equal: {fit} makes stock MaxText exact, up to the scales' rounding."
-    return f"{fit} comes closer; {patch}" if fit else patch
+    return f"{fit} comes closer; {PATCHED}" if fit else PATCHED
 
 
 def _plan_rows(task: Task) -> list[Row]:

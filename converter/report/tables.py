@@ -31,10 +31,12 @@ def print_mapping(table: MappingTable, console: Console) -> None:
     )  # fmt: skip
     rows: list[Row] = []
     for row in table.rows:
-        condition = row.when or (option_flag(row.option) if row.option else "")
+        condition = ", ".join(filter(None, (row.when, option_flag(row.option) if row.option else "")))
         targets = [(path, condition) for path in row.maxtext]
         sources = [(path,) for path in row.axlearn]
         rows += [Row(cells) for cells in side_by_side(sources, [(str(row.expression),)], targets)]
     print_rows(console, columns, rows)
     for drop in table.drops:
         console.print(f"left behind: {drop.pattern} ({drop.reason})")
+    for refusal in table.refusals:
+        console.print(f"refused: {refusal.pattern} ({refusal.model}: {refusal.reason})")

@@ -14,7 +14,7 @@ import xxhash
 from converter.arrays import ArrayReader, OpenArray
 from converter.axes import Dim, Tensor
 from converter.errors import Ax2mtError
-from converter.mapping import LAYER_AXIS
+from converter.mapping import LAYER_AXIS, Scale
 from converter.planning import Plan, Task
 from converter.verification.compare import bits, cast_exactly
 
@@ -35,6 +35,8 @@ class Diagnostician:
 
     def diagnose(self, path: str) -> str:
         """Says in words what the leaf holds; empty where nothing fits."""
+        if path not in self.owner:
+            return ""  # one number, which speaks for itself
         task, number = self.owner[path]
         if sum(array.bytes for array in task.sources) * COPIES > self.max_memory:
             return "not diagnosed: the leaf does not fit the memory budget (--max-memory)"
@@ -48,7 +50,8 @@ class Diagnostician:
             return f"not diagnosed: {error.message}"
 
     def _expected(self, task: Task, number: int) -> np.ndarray:
-        return task.axis_map.forward([ArrayReader(array).read_whole() for array in task.sources])[number]
+        values = task.axis_map.forward([ArrayReader(array).read_whole() for array in task.sources])[number]
+        return task.value.apply(values, task.axis_map.sizes) if isinstance(task.value, Scale) else values
 
     def _other_leaf(self, path: str, found: np.ndarray) -> str:
         """Whether the values belong to another leaf of the same shape; neighbours of the same layer first."""

@@ -12,22 +12,27 @@ from dataclasses import dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
+    OPTIMIZERS,
+    STATE_PATH,
     SUMS,
+    Made,
     Target,
     check_pair,
     open_target,
     orbax_problems,
     read_records,
     recorded_settings,
+    recorded_trees,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
-from converter.mapping import match_table
+from converter.mapping import PARAMS, match_table
 from converter.planning import (
     DEFAULT_MEMORY,
     Options,
     Plan,
     Source,
+    chosen_tree,
     configure_source,
     evident_options,
     fitted_scales,
@@ -50,6 +55,7 @@ def verify(
     *,
     step: int | None = None,
     mapping: str | None = None,
+    tree: str | None = None,
     dtype: str | None = None,
     sample: float | None = None,
     decode: bool = False,
@@ -64,6 +70,7 @@ def verify(
       progress: notified of each block and each leaf.
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
+      tree: the tree that became the parameters; None for the one that the checkpoint names.
       dtype: the dtype that leaves were cast to; None where they must have the source's.
       sample: the fraction of blocks to compare; None for all.
       decode: decode every chunk, also those that were passed through.
@@ -84,9 +91,26 @@ def verify(
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
     pin(target.root)
-    opened = _with_evident_options(open_source(source, step=step, mapping=mapping), target)
+    made = recorded_trees(target.custom, target.root)
+    opened = open_source(
+        source,
+        step=step,
+        mapping=mapping,
+        tree=chosen_tree(tree, made, target.root),
+        optimizer=OPTIMIZERS.get(made.optimizer),
+        force=True,  # what was converted is looked at as it is
+    )
+    opened = _with_evident_options(opened, target)
     configuration = configure_source(opened, recorded=recorded_settings(target.custom))
-    options = Options(table=opened.match.options, max_memory=max_memory, rewrite=True)
+    options = Options(
+        table=opened.match.options,
+        max_memory=max_memory,
+        rewrite=True,
+        tree=opened.tree.name,
+        state=opened.state is not None,
+        optimizer=made.optimizer if opened.state is not None else None,
+        force=opened.state is not None,
+    )
     plan = make_plan(opened, options, configuration, jobs=jobs)
     fitted = fitted_scales(opened, plan.config)
     coverage = _open_leaves(plan, target, dtype)
@@ -98,10 +122,13 @@ def verify(
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, max_memory)
     findings = [*coverage.findings, *_value_findings(values, doctor)]
+    findings += _structure_findings(plan, target)
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
     config, config_notes = config_findings(target, plan.config, opened.match.table)
     findings += config
-    if not any(finding.check == "metadata" for finding in findings):
+    # Orbax reads all leaves at once, and leaves its threads behind where one cannot be opened: that is known already.
+    unopened = any(finding.check == "chunks" for finding in coverage.findings)
+    if not unopened and not any(finding.check == "metadata" for finding in findings):
         shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
         findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
     compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
@@ -116,7 +143,7 @@ def verify(
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=sample,
         findings=tuple(findings),
-        notes=(*opened.notes, *_fit_notes(fitted), *coverage.notes, *config_notes),
+        notes=(*opened.notes, *_tree_notes(plan, made), *_fit_notes(fitted), *coverage.notes, *config_notes),
         cast=_cast_report(dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
@@ -126,10 +153,39 @@ def verify(
 def _with_evident_options(source: Source, target: Target) -> Source:
     """The source, matched with the options that the checkpoint was evidently made with."""
     table = source.match.table
-    options = evident_options(table, target)
+    options = evident_options(source.match, target)
     if not options:
         return source
-    return dataclasses.replace(source, match=match_table(table, source.checkpoint.shapes, options=options))
+    match = match_table(table, source.checkpoint.shapes, options=options, prefix=source.match.prefix)
+    return dataclasses.replace(source, match=match)
+
+
+def _tree_notes(plan: Plan, made: Made) -> tuple[str, ...]:
+    """A note where the parameters are not AXLearn's own, and where a training state cannot be looked at."""
+    notes = (
+        [f"made with --tree {plan.tree}: compared with AXLearn's {plan.trees[0].source}"] if plan.tree != PARAMS else []
+    )
+    if made.optimizer and plan.state is None:
+        notes.append(f"made with a state of {made.optimizer!r}, which this version does not know: it was not compared")
+    return tuple(notes)
+
+
+def _structure_findings(plan: Plan, target: Target) -> list[Finding]:
+    """What MaxText restores a state into beside its arrays: lists, and nodes that hold nothing."""
+    if plan.state is None:
+        return []
+    optimizer, findings = plan.state.optimizer, []
+    for path in optimizer.lists:
+        if path not in target.lists:
+            findings.append(Finding("coverage", path, f"expected a list, as the state of {optimizer.name} has"))
+    for path in optimizer.empty:
+        if path not in target.empty:
+            findings.append(Finding("coverage", path, f"expected None, as the state of {optimizer.name} has"))
+    expected = plan.step_directory
+    if target.step is not None and target.step != expected:
+        text = f"is step {target.step}, expected {expected}: MaxText would skip a save, or name it wrongly"
+        findings.append(Finding("coverage", os.path.basename(target.step_directory), text))
+    return findings
 
 
 def _object_places(source: Source, target: Target) -> dict[str, str]:
@@ -167,12 +223,13 @@ class _Coverage:
 
 def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
     expected = {leaf.path: leaf for leaf in plan.leaves}
-    weights = _weights_prefix(plan)
+    scalars = {leaf.path for leaf, _ in plan.scalars}
+    owned = (_weights_prefix(plan), *((f"{STATE_PATH}/",) if plan.state is not None else ()))
     arrays: dict[str, OpenArray] = {}
     findings: list[Finding] = []
     notes: list[str] = []
     for path in target.keys:
-        if path not in expected and path.startswith(weights):
+        if path not in expected and path.startswith(owned):
             findings.append(Finding("coverage", path, "extra leaf: no source tensor maps to it"))
         elif path not in expected:
             notes.append(f"{path}: not compared: not a weight")
@@ -189,9 +246,9 @@ def _open_leaves(plan: Plan, target: Target, dtype: str | None) -> _Coverage:
         if array.shape != leaf.shape:
             text = f"has the shape {list(array.shape)}, expected {list(leaf.shape)}"
             findings.append(Finding("shape", path, text))
-        elif array.dtype != (dtype or leaf.dtype):
-            hint = "" if dtype else f"; if it was cast, pass --dtype {array.dtype}"
-            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {dtype or leaf.dtype}{hint}"))
+        elif array.dtype != (wanted := leaf.dtype if path in scalars else dtype or leaf.dtype):
+            hint = "" if dtype or path in scalars else f"; if it was cast, pass --dtype {array.dtype}"
+            findings.append(Finding("dtype", path, f"is {array.dtype}, expected {wanted}{hint}"))
         else:
             arrays[path] = opened
     return _Coverage(arrays, tuple(findings), tuple(notes))
@@ -238,7 +295,10 @@ def _value_findings(values: ValueComparison, doctor: Diagnostician) -> list[Find
 def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> CastReport | None:
     """The errors of the cast; None where no compared leaf was cast."""
     sources = {leaf.path: leaf.dtype for leaf in plan.leaves}
-    cast = [comparison for path, comparison in values.comparisons.items() if sources[path] != dtype]
+    scalars = {leaf.path for leaf, _ in plan.scalars}
+    cast = [
+        comparison for path, comparison in values.comparisons.items() if path not in scalars and sources[path] != dtype
+    ]
     if dtype is None or not cast:
         return None
     return CastReport(
@@ -250,8 +310,8 @@ def _cast_report(dtype: str | None, plan: Plan, values: ValueComparison) -> Cast
 
 
 def _weights_prefix(plan: Plan) -> str:
-    """The path below which leaves are weights: what all planned leaves have in common."""
-    parts = [leaf.path.split("/")[:-1] for leaf in plan.leaves]
+    """The path below which leaves are weights: what all planned leaves of parameters have in common."""
+    parts = [leaf.path.split("/")[:-1] for task in plan.parameter_tasks for leaf in task.leaves]
     common: list[str] = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:

@@ -80,6 +80,8 @@ class ValueComparison:
           SourceError: a chunk of the source is missing or damaged.
           UsageError: a chunk does not fit the budget.
         """
+        for leaf, scalar in self._plan.scalars:
+            self._scalar(leaf.path, np.array(scalar.value, leaf.dtype))
         total = sum(opened.array.bytes for opened in self._arrays.values())
         self._progress.start(len(self._arrays), total)
         budget = ByteBudget(max_memory)
@@ -115,6 +117,15 @@ class ValueComparison:
             self._progress.advance(leaf.source.clipped_bytes(index))
         if left.down() and path in self.stored:
             self._progress.leaf_done(path)
+
+    def _scalar(self, path: str, expected: np.ndarray) -> None:
+        """Compares a leaf of one number."""
+        if path not in self._arrays:
+            return
+        try:
+            self.comparisons[path].add([], [], expected, self._arrays[path].read(()))
+        except VerificationError as error:
+            self.broken.add(path, error.message.removeprefix(f"{path}: "))
 
     def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:

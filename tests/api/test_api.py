@@ -188,7 +188,11 @@ def test_one_progress_for_all(tmp_path: Path) -> None:
         (lambda: converter.plan(SOURCE, jobs=MAX_JOBS + 1), errors.UsageError, "expected a number from 1 to 256"),
         (lambda: converter.plan(SOURCE, max_memory="much"), errors.UsageError, "'much'"),
         (lambda: converter.plan(SOURCE, set={"vocab_size": 7}), errors.UsageError, "--set vocab_size=7: contradicts"),
-        (lambda: converter.plan(SOURCE, option=["no"]), errors.MappingError, "--option no: mapping 'envy' has no such"),
+        (
+            lambda: converter.plan(SOURCE, option=["no"]),
+            errors.MappingError,
+            "--option no: no bundled mapping has such an option",
+        ),
         (lambda: converter.verify(SOURCE, SOURCE, dtype="bf16"), errors.UsageError, "--dtype bf16: expected one of"),  # type: ignore[arg-type]
         (lambda: converter.verify(SOURCE, step=1), errors.UsageError, "need a source"),
         (lambda: converter.convert("/nothing", "/nowhere"), errors.SourceError, "/nothing"),

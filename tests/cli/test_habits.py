@@ -208,7 +208,9 @@ def test_an_option_that_no_table_has(command: str, cli: Cli, tmp_path: Path) -> 
     destination = [tmp_path / "out"] if command == "convert" else []
     done = cli(command, SOURCE, *destination, "--option", "unties")
     assert done.code == 4
-    assert done.err == ("ax2mt: --option unties: mapping 'envy' has no such option; expected one of qk_norm, untie\n")
+    assert done.err == (
+        "ax2mt: --option unties: no bundled mapping has such an option; expected one of qk_norm, untie\n"
+    )
     assert not (tmp_path / "out").exists()
 
 

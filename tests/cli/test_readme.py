@@ -17,6 +17,7 @@ from tests.helpers.conversion import run
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))]
 GOLDEN = "tests/data/axlearn/micro-hybrid-qkpair"
+TRAINED = "tests/data/training/micro-envy/axlearn"
 
 FIGURES = re.compile(r"\d[\d.,]*(e[-+]\d+)?( (B|KiB|MiB|s)\b)?")
 """Sizes and times depend on the machine and on the length of its paths, rounding on its processor."""
@@ -50,6 +51,7 @@ def assert_shown(printed: list[str], wanted: list[str]) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
 def test_commands_print_what_a_page_shows(page: Path, cli: Cli, tmp_path: Path) -> None:
     shutil.copytree(AXLEARN / Path(GOLDEN).name, tmp_path / GOLDEN)
+    shutil.copytree(ROOT / TRAINED, tmp_path / TRAINED)
     shutil.copytree(ROOT / "mappings", tmp_path / "mappings")
     for command, wanted in examples(page):
         program, *arguments = command.split()

@@ -121,7 +121,7 @@ def test_a_hundred_thousand_tensors(kind: str, source: Path, tmp_path: Path) -> 
     assert peak < 2 * MAX_RESIDENT
     assert len(message) < 20_000
     assert "no mapping fits" in message
-    assert "more" in message.splitlines()[-1]
+    assert any("more" in line for line in message.splitlines()[-2:])
 
 
 ZARRAYS: dict[str, tuple[str, str]] = {

@@ -221,7 +221,7 @@ def test_a_changed_table_of_the_same_name_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('decoder_block = "qwen3"', 'decoder_block = "llama2"', "decoder_block is 'llama2'"),
+        ('decoder_block = "qwen3"', 'decoder_block = "gemma"', "decoder_block is 'gemma'"),
         ('["silu", "linear"]', '["gelu", "linear"]', r"mlp_activations is \['gelu', 'linear'\]"),
     ],
 )

@@ -12,6 +12,7 @@ from converter.errors import SourceError, UsageError
 from converter.forward.run import open_model
 from converter.forward.semantics import read_config
 from converter.forward.tokens import BUILT_IN_LENGTH, built_in, read_tokens
+from converter.mapping.bundled import table_path
 
 DATA = Path(__file__).parents[1] / "data"
 SOURCE = str(DATA / "axlearn" / "micro-hybrid")
@@ -134,7 +135,7 @@ def test_npz_token_files_are_checked(tmp_path):
         ([CONVERTED, "--set", "logits_via_embedding=false"], 2, "no decoder/logits_dense/kernel"),
         ([SOURCE, "--max-memory", "100MiB"], 2, "is too small"),
         ([SOURCE, "--out", "absent/x.npz"], 5, "cannot be written"),
-        ([str(DATA / "axlearn" / "fuji-test-v3")], 4, "no mapping fits"),
+        ([str(DATA / "axlearn" / "micro-qwen"), "--mapping", table_path("envy")], 4, "mapping 'envy' does not fit"),
         ([str(DATA)], 3, "no AXLearn checkpoint"),
     ],
 )

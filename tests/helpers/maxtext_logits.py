@@ -1,8 +1,10 @@
 """Runs in the MaxText environment: loads converted checkpoints with MaxText's own loaders and computes logits.
 
 Each line on stdin is a request, a JSON list of a checkpoint, a file of input ids (.npy) and a file for the logits
-(.npz); a line "logits written" answers it. Dimensions and flags come from each checkpoint's own maxtext.yml. Imports
-nothing of ax2mt. To import MaxText takes longer than anything else here, so one process serves several checkpoints.
+(.npz); a line "logits written" answers it. Dimensions and flags come from each checkpoint's own maxtext.yml. A list of
+a configuration and a file for JSON asks for the parameters that MaxText makes of it; "shapes written" answers that
+one. Imports nothing of ax2mt. To import MaxText takes longer than anything else here, so one process serves several
+checkpoints.
 """
 
 import json
@@ -53,6 +55,22 @@ def logits(checkpoint: str, ids_file: str, out_file: str) -> None:
     np.savez(out_file, load_params_from_path=first, from_pretrained=second)
 
 
+def shapes(yml: str, out_file: str) -> None:
+    """The path and shape of each parameter of a configuration, without memory for any."""
+    config = pyconfig.initialize(
+        ["maxtext_shapes", yml], run_name="shapes", enable_checkpointing=False, skip_jax_distributed_system=True
+    )
+    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+    with mesh:
+        made = nnx.eval_shape(
+            lambda: model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(params=0, dropout=1))
+        )
+    leaves = jax.tree_util.tree_flatten_with_path(nnx.state(made, nnx.Param).to_pure_dict())[0]
+    found = {"/".join(str(key.key) for key in path): list(leaf.shape) for path, leaf in leaves}
+    with open(out_file, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
 def forward(model, ids: np.ndarray) -> np.ndarray:
     if isinstance(model, tuple):
         model = model[0]
@@ -64,5 +82,10 @@ def forward(model, ids: np.ndarray) -> np.ndarray:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        logits(*json.loads(line))
-        print("logits written", flush=True)
+        request = json.loads(line)
+        if len(request) == 2:
+            shapes(*request)
+            print("shapes written", flush=True)
+        else:
+            logits(*request)
+            print("logits written", flush=True)

@@ -27,7 +27,12 @@ def restore(items: str, plain: bool) -> dict[str, np.ndarray]:
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), structure)
         tree = checkpointer.restore(items, restore_args=arguments)
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(str(key.key) for key in path): np.asarray(leaf) for path, leaf in leaves}
+    return {"/".join(map(name, path)): np.asarray(leaf) for path, leaf in leaves}
+
+
+def name(key: object) -> str:
+    """A key of a dictionary, or the place in a list."""
+    return str(getattr(key, "key", getattr(key, "idx", None)))
 
 
 def answer(request: dict) -> dict:

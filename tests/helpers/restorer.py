@@ -33,14 +33,14 @@ class Restorer:
         )
         self.version: str = self._read()["version"]
 
-    def restore(self, checkpoint: Path, *, plain: bool = True) -> dict[str, np.ndarray]:
-        """All leaves of `<checkpoint>/0/items`.
+    def restore(self, checkpoint: Path, *, plain: bool = True, step: int = 0) -> dict[str, np.ndarray]:
+        """All leaves of `<checkpoint>/<step>/items`.
 
         Raises:
           RestoreError: Orbax raised.
         """
         out = Path(self.folder.name) / "leaves"
-        request = {"items": str(checkpoint.resolve() / "0" / "items"), "out": str(out), "plain": plain}
+        request = {"items": str(checkpoint.resolve() / str(step) / "items"), "out": str(out), "plain": plain}
         assert self.process.stdin
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

@@ -114,6 +114,32 @@ def test_a_valid_table() -> None:
         ('when = "dense"', 'role = "out"', ["t.toml:18: role 'out' belongs to a tensor of 3 dimensions, axes has 2"]),
         ('when = "dense"', 'role = "final_norm"', ["t.toml:18: role 'final_norm' belongs to a tensor outside of the"]),
         ('[maxtext]\nprefix = "params"', "[[maxtext]]", ["t.toml: the file needs a table [maxtext]"]),
+        ('name = "ffn"', 'name = "ffn"\nof = "head"', ["t.toml:12: of must be 'layer' or 'model', found 'head'"]),
+        ('"gate/weight"', '{ tensor = "gate/weight", dims = -1 }', ["t.toml:13: moe must be a tensor's path, "]),
+        ('"gate/weight"', '{ absent = "gate/weight", dims = 1 }', ["t.toml:13: moe must be a tensor's path, "]),
+        ('{ size = "mlp" }', '{ size = "mlp", otherwise = "x" }', ["t.toml:24: unknown axis 'x'"]),
+        ('{ size = "mlp" }', '{ value = 1, otherwise = "mlp" }', ["t.toml:24: width: otherwise needs a size"]),
+        ('{ size = "mlp" }', '{ size = "mlp", why = "x" }', ["t.toml:24: width: cases and why need a value"]),
+        ('{ size = "mlp" }', '{ value = 1, cases = [{ when = "dense" }] }', ["t.toml:24: width: a case must be"]),
+        ('{ size = "mlp" }', "{ value = 1, cases = [{ value = 2 }] }", ["t.toml:24: width: a case must be"]),
+        ('{ size = "mlp" }', '{ value = 1, cases = [{ when = "dense", value = "a" }] }', ["t.toml:24: width: a case"]),
+        ('{ size = "mlp" }', '{ value = 1, cases = [{ when = "thin", value = 2 }] }', ["t.toml:24: unknown kind"]),
+        (
+            '{ size = "mlp" }',
+            "{ value = 1, cases = [{ sizes = { mlq = 1 }, value = 2 }] }",
+            ["t.toml:24: unknown axis 'mlq'; did you mean 'mlp'?"],
+        ),
+        (
+            "[config]\n",
+            '[[refuse]]\naxlearn = "model/x"\nmodel = "x"\n[config]\n',
+            ["t.toml:23: [refuse] lacks 'reason'"],
+        ),
+        ("[config]\n", '[[model]]\nname = "m"\nkinds = ["thin"]\nsizes = {}\n[config]\n', ["t.toml:25: unknown kind"]),
+        (
+            'axlearn = "{layer}/wide/weight"\nmaxtext = "{layer}/wide/kernel"',
+            'axlearn = "wide/weight"\nmaxtext = "wide/kernel"',
+            ["t.toml:14: 'when' names 'dense', a kind of layer, but the row is not of a layer"],
+        ),
     ],
 )
 def test_faults(old: str, new: str, expected: list[str]) -> None:

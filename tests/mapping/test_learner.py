@@ -53,7 +53,8 @@ def test_published_sizes(name: str) -> None:
     peak, decay, warmup, end, scale = PUBLISHED[name]
     made = configure(published_shapes(find_mapping("envy"), name)[0], step=100)
     assert flags(made) == {
-        **FIXED, "learning_rate": peak, "adam_weight_decay": decay / peak, "adam_b1": 0.9, "adam_b2": 0.95,
+        **FIXED, "opt_type": "adamw",
+        "learning_rate": peak, "adam_weight_decay": decay / peak, "adam_b1": 0.9, "adam_b2": 0.95,
         "adam_eps": 1e-8, "gradient_clipping_threshold": 1.0, "z_loss_multiplier": 1e-6,
         "learning_rate_final_fraction": 0.005, "steps": end, "learning_rate_schedule_steps": end + 1,
         "warmup_steps_fraction": (warmup + 0.5) / (end + 1),

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from converter.errors import MappingError
+from converter.mapping.choose import choose_table
 from converter.mapping.file import find_mapping
-from converter.mapping.match import choose_table, match_table, matches
+from converter.mapping.match import match_table, matches
 from converter.mapping.table import MappingTable
 from converter.words import MAX_LISTED, shorten
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, expected_leaves
@@ -157,7 +158,8 @@ def test_no_table_fits(envy: MappingTable) -> None:
     with pytest.raises(MappingError) as caught:
         choose_table([envy], {"model/x": (1,)})
     assert caught.value.message.startswith("no mapping fits the checkpoint's 1 tensors (compared: envy)")
-    assert caught.value.details[0] == "envy: mapping 'envy' does not fit the checkpoint"
+    nearest = "nearest: envy, which has rows for 0 of the tensors; mapping 'envy' does not fit the checkpoint"
+    assert caught.value.details[0] == nearest
     assert caught.value.exit_code == 4
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from converter.axes import AxisMap
+from converter.checkpoints import config_yaml
+from converter.mapping import configure, find_published, load_bundled
 from tests.conftest import AXLEARN, MAXTEXT
+from tests.helpers.families import FAMILIES
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "maxtext_logits.py"
 LOADERS = ("load_params_from_path", "from_pretrained")
@@ -19,7 +23,23 @@ CASES = {
     "unequal-tied": ("micro-hybrid", {"store": "zarr2"}),
     "sharded-untied": ("micro-hybrid-sharded", {"untie": True}),
     "prenorm-untied": ("envy-test", {"untie": True}),
+    "fuji-mha-tied": ("micro-fuji-mha", {"store": "ocdbt"}),
 }
+EXACT = {
+    name: (
+        name, {"untie": family.tied, "qk_norm": "fit" if family.fit else "plain", "settings": family.settings}
+    )
+    for name, family in FAMILIES.items()
+}  # fmt: skip
+"""Goldens of the other families, converted with what makes them exact in stock MaxText."""
+
+CASES |= EXACT
+
+PUBLISHED = (
+    "fuji-7B-v1", "fuji-70B-v2", "fuji-1B-v3", "fuji-8B-v3-tiktoken", "fuji-405B-v3",
+    "honeycrisp-3B", "gala-7B", "qwen3-30B-A3B",
+)  # fmt: skip
+"""Sizes that cover every table, each layout of heads and both kinds of output projection."""
 
 # All of them need one expensive process; `--dist loadfile` keeps a module's tests on one worker. On a busy machine a
 # load takes minutes: the limit is for a process that hangs, and each case loads for itself.
@@ -50,6 +70,13 @@ class MaxTextLogits:
                 self.known[case] = {loader: file[loader] for loader in LOADERS}
         return self.known[case]
 
+    def shapes(self, config: str) -> dict[str, tuple[int, ...]]:
+        """The parameters that MaxText makes of the text of a configuration."""
+        yml, out = self.folder / "maxtext.yml", self.folder / "shapes.json"
+        yml.write_text(config)
+        self._ask([str(yml), str(out)])
+        return {f"params/params/{path}": tuple(shape) for path, shape in json.loads(out.read_text()).items()}
+
     def close(self) -> None:
         """Ends the process."""
         self.process.communicate()
@@ -62,7 +89,7 @@ class MaxTextLogits:
         self.process.stdin.flush()
         # MaxText writes on stdout too.
         for line in self.process.stdout:
-            if line.strip() == "logits written":
+            if line.strip() in ("logits written", "shapes written"):
                 return
         self.log.seek(0)
         pytest.fail(f"the process with MaxText ended: {self.log.read()[-4000:]}")
@@ -120,3 +147,26 @@ def test_what_we_say_about_unequal_pairs_is_true(kind: str, loader: str, logits:
 def test_prenorm_with_unequal_pairs(loader: str, logits: MaxTextLogits) -> None:
     with np.load(MAXTEXT / "envy-test" / "logits.npz") as file:
         assert difference(logits["prenorm-untied"][loader], file["maxtext_stock_untied"]) < 1e-4
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("case", EXACT)
+def test_every_family_is_exact(case: str, loader: str, logits: MaxTextLogits) -> None:
+    expected = axlearn(case)
+    assert expected.std() > 0.5
+    assert difference(logits[case][loader], expected) < FAMILIES[case].rounding
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_tied_logits_of_another_family_are_rounded_too(loader: str, logits: MaxTextLogits) -> None:
+    assert 3e-5 < difference(logits["fuji-mha-tied"][loader], axlearn("micro-fuji-mha")) < 2e-2
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_size_has_the_leaves_that_maxtext_makes(name: str, logits: MaxTextLogits) -> None:
+    match, _ = find_published(load_bundled(), name)
+    ours: dict[str, tuple[int, ...]] = {}
+    for row in match.rows:
+        sizes = {axis: match.sizes[axis] for axis in row.expression.names()}
+        ours |= dict(zip(row.targets, AxisMap(row.expression, sizes).target_shapes, strict=True))
+    assert logits.shapes(config_yaml(configure(match).keys, name)) == ours

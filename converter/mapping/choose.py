@@ -1,0 +1,95 @@
+"""Finds the table of a checkpoint among several, and says why none is: models that cannot be converted have a name."""
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from converter.errors import Ax2mtError, MappingError
+from converter.mapping.match import Match, Shape, join, match_table, matches
+from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
+
+MAX_TENSORS = 20_000
+"""Tensors of a checkpoint that are looked at to explain why no table fits; no model has as many."""
+
+MAX_FINDINGS = 12
+"""Findings of the nearest table that are shown."""
+
+
+def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
+    """Finds the one table that fits a checkpoint.
+
+    Raises:
+      MappingError: no table fits (with what the nearest one lacks or has too much, or the reason that a table gives for
+        refusing such a model), or several do.
+    """
+    fits: list[Match] = []
+    misfits: dict[str, Ax2mtError] = {}
+    for table in tables:
+        try:
+            fits.append(match_table(table, shapes, options=options))
+        except Ax2mtError as error:
+            misfits[table.name] = error
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        names = ", ".join(match.table.name for match in fits)
+        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping")
+    count, shapes = len(shapes), dict(itertools.islice(shapes.items(), MAX_TENSORS))
+    refused = refusals(tables, shapes)
+    if refused:
+        model, reason = refused[0].model, refused[0].reason
+        raise MappingError(f"{model}: {reason}; it cannot be converted", _evidence(refused, shapes))
+    names = ", ".join(misfits) or "none"
+    raise MappingError(
+        f"no mapping fits the checkpoint's {count} tensors (compared: {names}); "
+        "write your own table and pass it with --mapping FILE",
+        _nearest(tables, misfits, shapes),
+    )
+
+
+def refusals(tables: Sequence[MappingTable], shapes: Mapping[str, Shape]) -> list[RefuseRow]:
+    """The rules of the tables that recognise a checkpoint as a model that cannot be converted."""
+    return [rule for table in tables for rule in table.refusals if any(matches(rule.pattern, path) for path in shapes)]
+
+
+def _evidence(rules: Sequence[RefuseRow], shapes: Mapping[str, Shape]) -> list[str]:
+    """For each rule the first tensor that shows it."""
+    first = [(rule, next(path for path in shapes if matches(rule.pattern, path))) for rule in rules]
+    return list(dict.fromkeys(f"recognised by {path} ({rule.model}: {rule.reason})" for rule, path in first))
+
+
+def _nearest(
+    tables: Sequence[MappingTable], misfits: Mapping[str, Ax2mtError], shapes: Mapping[str, Shape]
+) -> list[str]:
+    """What the nearest table finds, and which were further away."""
+    known = {table.name: _known(table, shapes) for table in tables}
+    order = sorted(misfits, key=lambda name: (-known[name][0] + known[name][1], len(misfits[name].details)))
+    if not order:
+        return []
+    name, error = order[0], misfits[order[0]]
+    lines = [f"nearest: {name}, which has rows for {known[name][0]} of the tensors; {error.message}"]
+    lines += [f"  {line}" for line in error.details[:MAX_FINDINGS]]
+    if len(error.details) > MAX_FINDINGS:
+        lines.append(f"  and {len(error.details) - MAX_FINDINGS} more")
+    rest = ", ".join(f"{other} (rows for {known[other][0]}, {known[other][1]} without a tensor)" for other in order[1:])
+    return [*lines, *([f"further away: {rest}"] if rest else [])]
+
+
+def _known(table: MappingTable, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+    """How many tensors a table has a row for, wherever its layers are, and how many rows for all models have none."""
+    prefix = join(table.axlearn.prefix, "")
+    own = {path.removeprefix(prefix): len(shape) for path, shape in shapes.items() if path.startswith(prefix)}
+    found: set[str] = set()
+    idle = 0
+    for row in table.rows:
+        here: set[str] = set()
+        for name, axes in zip(row.axlearn, row.expression.sources, strict=True):
+            stacks = {layout.axis is not None for layout in table.axlearn.layers} if row.in_layer else {False}
+            end, dims = name.removeprefix(LAYER_FIELD), {len(axes) + stacked for stacked in stacks}
+            here |= {
+                path
+                for path, count in own.items()
+                if count in dims and (path.endswith(end) if row.in_layer else path == end)
+            }
+        found |= here
+        idle += not here and not row.when and not row.option
+    return len(found), idle
