@@ -1,7 +1,7 @@
 """How arrays form a checkpoint: one module a format, names, commit, receipt."""
 
 from converter.checkpoints.axlearn import Checkpoint, is_committed
-from converter.checkpoints.command import train_command
+from converter.checkpoints.command import handoff_note, train_command
 from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.committer import Committer
 from converter.checkpoints.inspection import Inspection, inspect
@@ -88,6 +88,7 @@ __all__ = [
     "checkpoint_kind",
     "config_yaml",
     "file_digest",
+    "handoff_note",
     "has_items",
     "inspect",
     "is_committed",

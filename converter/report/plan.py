@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from converter.checkpoints import CONFIG_NAME
+from converter.checkpoints import CONFIG_NAME, handoff_note
 from converter.mapping import PARAMS
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.console import plain_table, print_table, shape_text
@@ -163,6 +163,8 @@ def print_result(result: "Result", console: Console) -> None:
 
 def _print_commands(result: "Result", console: Console) -> None:
     """The commands to paste, the exact one first."""
+    if note := handoff_note(result.destination):
+        console.print(f"{note}\n")
     if result.command == result.stock_command:
         console.print(f"To continue in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     else:

@@ -110,7 +110,7 @@ class ObjectStorage(ABC):
         return isinstance(source, ObjectReader) and source.storage is self and source.blob.checksum is not None
 
     def described(self, blobs: Iterable[Blob]) -> Iterable[Blob]:
-        """Listed objects with their tags and checksums, where listings do not show them; one that is gone is left out."""
+        """Listed objects with tags and checksums, where listings do not show them; what is gone is left out."""
         return blobs
 
     def abort_uploads(self, directory: str) -> int:  # noqa: ARG002
@@ -353,7 +353,7 @@ def copy_bytes(source: Reader, look: Callable[[memoryview], None], take: Callabl
 
 def needs_extra(extra: str, url_scheme: str, error: ImportError) -> UsageError:
     """What to install for a kind of URL."""
-    return UsageError(f"{url_scheme}:// URLs need {error.name}: pip install 'axlearn2maxtext[{extra}]'")
+    return UsageError(f"{url_scheme}:// URLs need {(error.name or "").partition(".")[0]}: pip install 'axlearn2maxtext[{extra}]'")
 
 
 def split_url(name: str) -> tuple[str, str]:

@@ -54,7 +54,14 @@ class S3Storage(ObjectStorage):
     def head(self, name: str) -> Blob:
         if not split_url(name)[1]:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)  # a bucket is no object
-        answer = self.client.call(name, "head_object", ChecksumMode="ENABLED")
+        try:
+            answer = self.client.call(name, "head_object", ChecksumMode="ENABLED")
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Answers to HEAD have no body, which would say more: a wrong clock and an expired token are both 403.
+            self.get(name, 0, 1, None).close()
+            raise
         return _blob(name, answer, answer["ContentLength"])
 
     def get(self, name: str, start: int, stop: int | None, version: int | str | None) -> "S3Body":
@@ -113,7 +120,7 @@ class S3Storage(ObjectStorage):
         return own and self.copies_with_sums and source.size() >= LEAST_PART
 
     def described(self, blobs: Iterable[Blob]) -> Iterable[Blob]:
-        """See `ObjectStorage`; listings of S3 show neither tags nor checksums, so that this takes a request for each."""
+        """See `ObjectStorage`; a request for each, because listings of S3 show neither tags nor checksums."""
         return [blob for blob in self.together(self._describe_listed, list(blobs)) if blob is not None]
 
     def _describe_listed(self, blob: Blob) -> Blob | None:

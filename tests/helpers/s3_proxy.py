@@ -28,6 +28,8 @@ class Rule:
       cut: so many bytes of the store's answer arrive, then the connection breaks; None for all of them.
       before: is called before the request is sent on.
       lose: the store gets the request, and its answer is lost.
+      every: only each n-th request that matches is hit.
+      met: requests that matched so far.
     """
 
     method: str = ""
@@ -40,6 +42,19 @@ class Rule:
     cut: int | None = None
     before: Callable[[], None] | None = None
     lose: bool = False
+    every: int = 1
+    met: int = 0
+
+    def hits(self, method: str, path: str) -> bool:
+        """Whether it applies to a request, which counts."""
+        if self.method not in ("", method) or not re.search(self.path, path) or self.count == 0:
+            return False
+        self.met += 1
+        if self.met % self.every:
+            return False
+        if self.count is not None:
+            self.count -= 1
+        return True
 
 
 class Proxy:
@@ -77,12 +92,7 @@ class Proxy:
     def rule(self, method: str, path: str) -> Rule | None:
         with self.lock:
             self.requests.append(f"{method} {path}")
-            for rule in self.rules:
-                if (not rule.method or rule.method == method) and re.search(rule.path, path) and rule.count != 0:
-                    if rule.count is not None:
-                        rule.count -= 1
-                    return rule
-        return None
+            return next((rule for rule in self.rules if rule.hits(method, path)), None)
 
     def count(self, method: str, path: str = "") -> int:
         """How many requests of a kind there were."""

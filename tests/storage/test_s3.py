@@ -326,4 +326,3 @@ def test_nothing_is_loaded_for_local_paths() -> None:
     code = "import sys, converter.storage; print([name for name in sys.modules if 'boto' in name])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
