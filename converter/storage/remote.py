@@ -353,7 +353,8 @@ def copy_bytes(source: Reader, look: Callable[[memoryview], None], take: Callabl
 
 def needs_extra(extra: str, url_scheme: str, error: ImportError) -> UsageError:
     """What to install for a kind of URL."""
-    return UsageError(f"{url_scheme}:// URLs need {(error.name or "").partition(".")[0]}: pip install 'axlearn2maxtext[{extra}]'")
+    package = (error.name or "a package").partition(".")[0]
+    return UsageError(f"{url_scheme}:// URLs need {package}: pip install 'axlearn2maxtext[{extra}]'")
 
 
 def split_url(name: str) -> tuple[str, str]:
