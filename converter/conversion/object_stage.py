@@ -189,7 +189,7 @@ class ObjectStage(Work):
         return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
 
     def holds_work(self) -> bool:
-        return self.resumed or any(store.digests for store in self._stores.values())
+        return self.resumed or self.replaced or any(store.digests for store in self._stores.values())
 
     def staged_bytes(self) -> int:
         return sum(blob.size for blob in self._found.values())

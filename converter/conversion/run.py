@@ -49,6 +49,7 @@ class Result:
       command: the command line to go on in MaxText, patched where the stock one is not exact with plain scales.
       stock_command: the same without the patch.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
+      removed_first: a checkpoint was replaced where nothing can be renamed: for a while there was none.
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class Result:
     command: str
     stock_command: str
     leftover: str
+    removed_first: bool = False
 
     @property
     def exact_attention(self) -> bool:
@@ -112,11 +114,11 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     plan = make_plan(source, replace(options, transfer=transfer), configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
     if _is_finished(destination, conversion):
-        written, resumed, leftover = Written(), True, ""
+        written, resumed, leftover, removed_first = Written(), True, "", False
     else:
         check_overlap(destination, request.source)
         _check_destination(conversion)
-        written, resumed, leftover = _stage_and_publish(conversion, progress, committer)
+        written, resumed, leftover, removed_first = _stage_and_publish(conversion, progress, committer)
     state_step = plan.step_directory if plan.state is not None else None
     return Result(
         plan=plan,
@@ -130,10 +132,13 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         command=train_command(destination, patched=bool(conversion.patches), state_step=state_step),
         stock_command=train_command(destination, state_step=state_step),
         leftover=leftover,
+        removed_first=removed_first,
     )
 
 
-def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Committer) -> tuple[Written, bool, str]:
+def _stage_and_publish(
+    conversion: Conversion, progress: Progress, committer: Committer
+) -> tuple[Written, bool, str, bool]:
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan, destination = conversion.plan, conversion.destination
     kind = Stage if storage_of(destination).renames else ObjectStage
@@ -159,7 +164,7 @@ def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Co
         raise
     finally:
         progress.close()
-    return written, stage.resumed, stage.remove()
+    return written, stage.resumed, stage.remove(), stage.replaced
 
 
 def _is_finished(destination: str, conversion: Conversion) -> bool:

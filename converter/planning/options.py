@@ -64,9 +64,7 @@ class Options:
         if self.link and self.transfer != LOCAL:
             raise UsageError("--link makes hard links, which are between local files; drop it for URLs")
         if self.store == "zarr2" and self.transfer in (UPLOAD, IN_STORE):
-            raise UsageError(
-                "--store zarr2 has no checksums that an object store can check; use --store files or ocdbt"
-            )
+            raise UsageError("--store zarr2 is for local files; use --store files or ocdbt in an object store")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
         if self.tree not in TREES:

@@ -150,6 +150,10 @@ def print_result(result: "Result", console: Console) -> None:
         f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)})."
     )
     console.print(_work_text(result))
+    if result.removed_first:
+        console.print(
+            "The checkpoint that was there was removed before the new one was complete: buckets have no rename."
+        )
     if result.leftover:
         console.print(f"Not everything of the work area could be removed: {result.leftover}")
     console.print()
@@ -190,6 +194,8 @@ def _work_text(result: "Result") -> str:
         )
         if count
     ]
+    if counts.moved:
+        parts.insert(1, f"{counts.moved:,} of them ({format_size(counts.moved_bytes)}) moved by the store itself")
     text = ", ".join(parts) + "." if parts else "The interrupted run had finished all work."
     if options.link:
         text += " Linked chunks are the source's own files and carry no checksum: never change either side in place."

@@ -75,12 +75,11 @@ class GcsClient:
             response = session.request(
                 method, url, params=query, data=body, headers=sent, stream=streamed, timeout=TIMEOUT
             )
-        except auth.RefreshError as error:
-            raise refused(
-                name, f"the credentials cannot be refreshed: {_line(error)}; {_clock(error)}{LOGIN}"
-            ) from None
         except (auth.TransportError, http.ConnectionError, http.Timeout, http.ChunkedEncodingError) as error:
             raise Transient(f"the connection failed: {_line(error)}") from None
+        except auth.GoogleAuthError as error:
+            text = f"the credentials cannot be refreshed: {_line(error)}; {_clock(error)}{LOGIN}"
+            raise refused(name, text) from None
         if response.status_code < 300 or response.status_code in accepted:
             return response
         try:
