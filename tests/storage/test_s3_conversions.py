@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from converter.storage import STORAGES, retries
 from converter.storage.s3 import S3Storage
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, dimensions, envy_tensors, write_checkpoint
-from tests.helpers.gcs import local_tree
+from tests.helpers.gcs import FakeGcs, local_tree
 from tests.helpers.gcs.client import ROOT
 from tests.helpers.s3 import S3
 from tests.helpers.s3_proxy import Proxy, Rule
@@ -61,7 +61,7 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[S3], Proxy]]:
         one.close()
 
 
-def lasting(tree: dict[str, bytes]) -> dict[str, bytes]:
+def lasting(tree: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in tree.items() if not any(part in f"/{name}" for part in CHANGING)}
 
 
@@ -129,6 +129,20 @@ def test_large_chunks_never_pass_this_machine(
     assert in_process("verify", "s3://other/out").code == 0
     assert proxy.sent < large / 10
     assert in_process("verify", "s3://bucket/step_00000100", "s3://other/out").code == 0
+
+
+@pytest.mark.parametrize("there", ["s3", "gs"])
+def test_between_providers(there: str, moto: S3, gcs: FakeGcs, in_process: Cli, tmp_path: Path) -> None:
+    stores = {"s3": moto, "gs": gcs}
+    for store in stores.values():
+        store.make_bucket("bucket")
+    source = stores["gs" if there == "s3" else "s3"]
+    source.upload_tree(SOURCE, "bucket", "run")
+    scheme = "gs" if there == "s3" else "s3"
+    done = in_process("convert", f"{scheme}://bucket/run", f"{there}://bucket/out", "--store", "files")
+    assert done.code == 0, done.err
+    assert in_process("convert", SOURCE, tmp_path / "here", "--store", "files").code == 0
+    assert lasting(stores[there].tree("bucket", "out")) == lasting(local_tree(tmp_path / "here"))
 
 
 def test_a_flipped_bit_is_found(checked: S3, in_process: Cli) -> None:
