@@ -169,7 +169,10 @@ def documented(function: F) -> F:
     def complete(*args: Any, **keywords: Any) -> Any:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
-        return function(*bound.args, **bound.kwargs)
+        from converter.storage import store_errors
+
+        with store_errors(str(bound.arguments.get("destination") or "")):
+            return function(*bound.args, **bound.kwargs)
 
     lines = "\n".join(f"      {name}: {option.help}" for name, (_, option) in described.items())
     summary, mark, rest = (function.__doc__ or "").partition("Raises:")

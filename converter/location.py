@@ -113,6 +113,9 @@ def check_committable(path: str, error: type[Ax2mtError]) -> None:
       Ax2mtError: with the part of the name, and what to do.
     """
     problem = unreadable_name(path)
+    if "://" in path:
+        root = None
+        path = path.partition("://")[2]
     root = next((root for root in _EPATH_ROOTS if f"{path}/".startswith(root)), None)
     if not problem and root:
         problem = f"Orbax reads a path that begins with {root} as {root[1:-1]}://"

@@ -116,6 +116,9 @@ class Progress(Protocol):
     def leaf_done(self, path: str) -> None:
         """All of a leaf is done."""
 
+    def moved(self, objects: int, count: int) -> None:
+        """So many objects, and bytes of them, were moved by a store itself."""
+
     def say(self, text: str) -> None:
         """What is being worked on, such as "layer 3 of 12"."""
 

@@ -3,8 +3,9 @@
 from converter.arrays.array import Array, slices
 from converter.arrays.audit import audit_chunks, file_states
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
-from converter.arrays.digest import chunk_digest, start_chunk
+from converter.arrays.digest import chunk_digest, start_chunk, sum_digest
 from converter.arrays.encoding import ZSTD, Encoding
+from converter.arrays.object_writer import ObjectLeafStore, content_sum, stored_sum
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
@@ -27,11 +28,13 @@ __all__ = [
     "Encoding",
     "FrameCheck",
     "LeafStore",
+    "ObjectLeafStore",
     "OpenArray",
     "audit_chunks",
     "can_decode",
     "check_chunk",
     "chunk_digest",
+    "content_sum",
     "encode_chunk",
     "file_states",
     "frame_header",
@@ -40,6 +43,8 @@ __all__ = [
     "read_array",
     "slices",
     "start_chunk",
+    "stored_sum",
+    "sum_digest",
     "unknown_dtype",
     "write_index",
 ]

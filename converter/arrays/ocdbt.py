@@ -31,24 +31,29 @@ VERSION_ARITY_LOG2 = 4
 OUT_OF_LINE = 1
 
 
-def write_index(directory: str, node_path: str, values: Mapping[str, str]) -> None:
+def write_index(
+    directory: str, node_path: str, values: Mapping[str, str], sizes: Mapping[str, int] | None = None
+) -> None:
     """Makes a database of files that hold one value each.
 
     Args:
       directory: the database's directory.
       node_path: where its one tree node goes, below the directory.
-      values: key to path of its file, below the directory; the files are there and not empty.
+      values: key to path of its file, below the directory; the files are not empty.
+      sizes: path to size of the files that are not there, because they are kept elsewhere.
 
     Raises:
       OSError: a file is missing, or cannot be written.
     """
     keys = sorted(values, key=str.encode)
     storage = storage_of(directory)
-    sizes = [storage.stat(os.path.join(directory, values[key])).size for key in keys]
-    node = _node([key.encode() for key in keys], [values[key].encode() for key in keys], sizes)
+    known = sizes or {}
+    paths = [values[key] for key in keys]
+    lengths = [known.get(path) or storage.stat(os.path.join(directory, path)).size for path in paths]
+    node = _node([key.encode() for key in keys], [path.encode() for path in paths], lengths)
     storage.make_directory(os.path.dirname(os.path.join(directory, node_path)))
     storage.write(os.path.join(directory, node_path), node)
-    manifest = _manifest(node_path.encode(), len(node), len(keys), sum(sizes))
+    manifest = _manifest(node_path.encode(), len(node), len(keys), sum(lengths))
     storage.write(os.path.join(directory, MANIFEST_NAME), manifest)
 
 

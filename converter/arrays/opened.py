@@ -62,16 +62,40 @@ class OpenArray:
             raise self.error(f"{label} is missing")
         return result.value
 
+    def read_end(self, index: tuple[int, ...], count: int) -> bytes:
+        """The last bytes of a chunk as it is stored.
+
+        Raises:
+          Ax2mtError: the chunk is missing or cannot be read.
+        """
+        label = self.array.chunk_label(index)
+        try:
+            result = self.store.kvstore.read(self.array.chunk_key(index), byte_range=slice(-count, None)).result()
+        except ValueError as error:
+            raise self.error(f"{label} cannot be read: {reason(error)}") from None
+        if result.state != "value":
+            raise self.error(f"{label} is missing")
+        return result.value
+
     def list_keys(self) -> set[str]:
         """The keys of all that is stored of the array: chunks, metadata, and what else lies there.
 
         Raises:
           Ax2mtError: the store cannot be listed.
         """
+        directory = self.array.directory
+        if self.array.database_key is None and not storage_of(directory).renames:
+            return self._listed(directory)
         try:
             return {name.decode(errors="replace") for name in self.store.kvstore.list().result()}
         except ValueError as error:
             raise self.error(f"{self.array.path}: cannot be listed: {reason(error)}") from None
+
+    def _listed(self, directory: str) -> set[str]:
+        try:
+            return {blob.name for blob in storage_of(directory).walk(directory)}
+        except OSError as error:
+            raise self.error(f"{self.array.path}: cannot be listed: {error.strerror}") from None
 
     def missing_chunks(self) -> list[str]:
         """Keys of chunks that are not stored.

@@ -8,7 +8,7 @@ import errno
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from crc32c import crc32c
@@ -30,7 +30,14 @@ ROOT = os.path.join(NODES, "root")
 
 
 class LeafStore:
-    """The place of one leaf; safe to use from several threads."""
+    """The place of one leaf; safe to use from several threads.
+
+    Attributes:
+      leaf: the leaf.
+      directory: its own directory.
+      digests: the digests of the chunks that are there, by their place; None for those that were never read.
+      moved: bytes of the chunks that the storage copied by itself.
+    """
 
     def __init__(self, leaf: Array, directory: str, *, database_key: str | None):
         """Creates the leaf's directory and metadata, or takes over what an earlier run left.
@@ -47,6 +54,7 @@ class LeafStore:
         self.directory = directory
         self._storage = storage_of(directory)
         self.digests: dict[tuple[int, ...], int | None] = {}
+        self.moved: dict[tuple[int, ...], int] = {}
         self._database_key = database_key
         self._chunk_directory = directory if database_key is None else os.path.join(directory, CHUNKS)
         path = self._metadata_path()
@@ -63,6 +71,10 @@ class LeafStore:
         Raises:
           DestinationError: a chunk is not there any more, or the index cannot be written.
         """
+        self._write_index({})
+
+    def _write_index(self, sizes: Mapping[str, int]) -> None:
+        """The same; `sizes` has those of chunks that are not in the directory, by their keys."""
         if self._database_key is None:
             return
         values = {key: os.path.join(CHUNKS, key) for key in self._chunk_keys()}
@@ -72,6 +84,7 @@ class LeafStore:
                 self.directory,
                 ROOT,
                 {f"{self._database_key}/{key}": path for key, path in values.items()},
+                {os.path.join(CHUNKS, key): size for key, size in sizes.items()},
             )
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.directory), error) from None
@@ -89,8 +102,7 @@ class LeafStore:
         """
         name = self._name(index)
         try:
-            self._make_parents(name)
-            file = self._storage.create(name, size)
+            file = self._create(name, size)
         except OSError as error:
             raise write_error(name, error) from None
         writer = ChunkWriter(file, index, with_crc=self.leaf.encoding.crc32c)
@@ -104,6 +116,12 @@ class LeafStore:
             file.abort()
             raise
         self.digests[index] = writer.digest()
+        if not writer.is_seen:
+            self.moved[index] = size
+
+    def moves(self, source: Reader) -> bool:  # noqa: ARG002
+        """Whether the storage can copy an open chunk by itself, so that nothing of it needs to be read."""
+        return False
 
     def link_chunk(self, index: tuple[int, ...], source: str) -> None:
         """Makes a chunk a hard link to a file of the source.
@@ -155,6 +173,10 @@ class LeafStore:
 
     def _name(self, index: tuple[int, ...]) -> str:
         return os.path.join(self._chunk_directory, self.leaf.encoding.chunk_key(index))
+
+    def _create(self, name: str, size: int) -> Writer:
+        self._make_parents(name)
+        return self._storage.create(name, size)
 
     def _make_parents(self, path: str) -> None:
         """Nested keys have directories of their own.
@@ -252,6 +274,11 @@ class ChunkWriter:
         if trailer:
             self._file.write(trailer)
         self._file.commit()
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the bytes went through this process."""
+        return self._sums.is_seen
 
     def digest(self) -> int | None:
         """The digest of all bytes, the checksum's included; None where the storage copied them by itself."""

@@ -1,7 +1,7 @@
 """How arrays form a checkpoint: one module a format, names, commit, receipt."""
 
 from converter.checkpoints.axlearn import Checkpoint, is_committed
-from converter.checkpoints.command import train_command
+from converter.checkpoints.command import handoff_note, train_command
 from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.committer import Committer
 from converter.checkpoints.inspection import Inspection, inspect
@@ -26,10 +26,12 @@ from converter.checkpoints.maxtext_config import config_yaml, load_config, same_
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.checkpoints.receipt import (
     NO_DIGEST,
+    SUMS,
     Made,
     Origin,
     check_receipt,
     file_digest,
+    is_fitting,
     is_recorded,
     metadata_entry,
     read_receipt,
@@ -39,6 +41,7 @@ from converter.checkpoints.receipt import (
     recorded_settings,
     recorded_trees,
     stored_record,
+    sum_record,
     write_receipt,
 )
 from converter.checkpoints.train_state import (
@@ -67,6 +70,7 @@ __all__ = [
     "REFUSED_OPTIMIZERS",
     "STATE_PATH",
     "STEP_PATH",
+    "SUMS",
     "Checkpoint",
     "Commit",
     "Committer",
@@ -84,9 +88,11 @@ __all__ = [
     "checkpoint_kind",
     "config_yaml",
     "file_digest",
+    "handoff_note",
     "has_items",
     "inspect",
     "is_committed",
+    "is_fitting",
     "is_maxtext_checkpoint",
     "is_recorded",
     "leaf_key",
@@ -104,6 +110,7 @@ __all__ = [
     "same_value",
     "step_directory",
     "stored_record",
+    "sum_record",
     "train_command",
     "trained_learner",
     "whole_config",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
-from converter.storage import DIRECTORY, FILE, Blob, is_file, read_json, storage_of
+from converter.storage import DIRECTORY, FILE, Blob, in_parallel, is_file, read_json, storage_of
 from converter.storage import short_text as _short
 
 MAX_INDEX_BYTES = 16 << 20
@@ -90,12 +90,11 @@ class Checkpoint:
         """
         arrays: dict[str, Array] = {}
         problems: list[str] = []
-        for path in paths:
-            try:
-                array = arrays[path] = self.read_array(path)
-            except SourceError as error:
-                problems.append(error.message)
+        for path, array in zip(paths, in_parallel(self._try_to_read, paths, self.directory), strict=True):
+            if isinstance(array, SourceError):
+                problems.append(array.message)
                 continue
+            arrays[path] = array
             entry, found = self.tensors[path], f"{array.dtype}{list(array.shape)}"
             if entry.shape is not None and (array.shape, array.dtype) != (entry.shape, entry.dtype):
                 problems.append(f"{path}: index says {entry.dtype}{list(entry.shape)}, .zarray says {found}")
@@ -103,6 +102,12 @@ class Checkpoint:
             tensors = f"{len(problems)} tensor{'s' * (len(problems) > 1)}"
             raise SourceError(f"{self.directory}: array metadata of {tensors} is wrong", problems)
         return arrays
+
+    def _try_to_read(self, path: str) -> Array | SourceError:
+        try:
+            return self.read_array(path)
+        except SourceError as error:
+            return error
 
 
 def is_committed(directory: str) -> bool:

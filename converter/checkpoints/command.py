@@ -18,6 +18,24 @@ _PLAIN = re.compile(r"/[\w./+\-]*", re.ASCII)
 """Values that YAML, OmegaConf and a shell read as they stand."""
 
 
+COPY = "/COPY"
+"""Stands for the path of a copy that MaxText can read."""
+
+_UNREADABLE = "s3://"
+"""Orbax 0.12 takes such a URL for a relative path: "Checkpoint path should be absolute"."""
+
+
+def handoff_note(destination: str) -> str:
+    """What to do with a checkpoint that Orbax, and MaxText with it, cannot read where it is; empty where they can."""
+    if not destination.startswith(_UNREADABLE):
+        return ""
+    return (
+        "Orbax and MaxText cannot read s3:// URLs. Copy the checkpoint to a local disk or to gs://, or mount the "
+        f"bucket (docs/buckets.md), and write that path for {COPY} below:\n"
+        f"aws s3 sync {shlex.quote(destination)} {COPY}"
+    )
+
+
 def train_command(destination: str, *, patched: bool = False, state_step: int | None = None) -> str:
     """The command line to train on from the converted weights.
 
@@ -26,6 +44,8 @@ def train_command(destination: str, *, patched: bool = False, state_step: int | 
       patched: run MaxText with `maxtext_patch`, for weights with which the stock one is not exact.
       state_step: the step directory of a whole training state; None for a checkpoint of parameters alone.
     """
+    if handoff_note(destination):
+        destination = COPY
     start = f"python3 -m {PATCH} {TRAINER}" if patched else f"python3 -m {TRAINER}"
     key = "load_parameters_path" if state_step is None else "load_full_state_path"
     weights = f"{key}={cli_value(f'{destination}/{items_path(state_step or 0)}')}"

@@ -33,6 +33,7 @@ class Commit:
       step: the number of the step directory.
       lists: paths of nodes of the tree that are lists; all others are dictionaries.
       empty: paths where the tree holds None.
+      chunks_elsewhere: the leaves' chunks are in an object store, where they stay; only metadata is committed.
     """
 
     output: str
@@ -42,6 +43,7 @@ class Commit:
     step: int = 0
     lists: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
+    chunks_elsewhere: bool = False
 
 
 def decode(document: dict[str, Any]) -> Commit:

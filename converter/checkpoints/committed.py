@@ -49,17 +49,17 @@ def _leaf_problems(work: Commit, target: Target) -> Iterator[str]:
             yield f"{leaf.path}: missing in _METADATA"
             continue
         try:
-            yield from _array_problems(leaf, target)
+            yield from _array_problems(leaf, target, with_chunks=not work.chunks_elsewhere)
         except VerificationError as error:
             yield error.message
 
 
-def _array_problems(leaf: StagedLeaf, target: Target) -> Iterator[str]:
+def _array_problems(leaf: StagedLeaf, target: Target, *, with_chunks: bool) -> Iterator[str]:
     opened = target.open(leaf.path)
     array = opened.array
     if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
         yield f"{leaf.path}: expected {leaf.dtype}{list(leaf.shape)}, found {array.dtype}{list(array.shape)}"
         return
-    missing = opened.missing_chunks()
+    missing = opened.missing_chunks() if with_chunks or target.use_ocdbt else []
     if missing:
         yield f"{leaf.path}: missing chunks: {len(missing)}, the first is {missing[0]}"

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from converter.arrays import OpenArray, new_context, open_stored_array
+from converter.checkpoints.local_metadata import local_metadata
 from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME
 from converter.errors import Ax2mtError, DestinationError, VerificationError, reason
 from converter.location import check_committable, locate
@@ -136,7 +137,11 @@ def open_target(path: str) -> Target:
     """
     place = locate(path, DestinationError).path
     check_committable(place, DestinationError)
-    return read_target(find_items(place))
+    storage_of(place).release(place)
+    try:
+        return read_target(find_items(place))
+    except OSError as error:
+        raise VerificationError(f"{error.filename or place}: cannot be read: {error.strerror or error}") from None
 
 
 def read_target(items: str) -> Target:
@@ -190,7 +195,9 @@ def orbax_problems(target: Target, shapes: Mapping[str, tuple[int, ...]]) -> lis
     log.addFilter(_nothing)
     try:
         # The handler's own: a checkpointer logs what it cannot read, and returns nothing.
-        metadata: Any = ocp.PyTreeCheckpointHandler().metadata(epath.Path(target.items))
+        with local_metadata(target.root) as root:
+            items = os.path.join(root, os.path.relpath(target.items, target.root))
+            metadata: Any = ocp.PyTreeCheckpointHandler().metadata(epath.Path(items))
         tree = getattr(metadata, "tree", metadata)
         pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
         found = {"/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): leaf for path, leaf in pairs}

@@ -4,8 +4,9 @@ A leaf's digest is the sum, modulo 2^128, of `xxh3_128(grid index || bytes)` ove
 may come in any order and from any thread, and a chunk in a wrong place counts as a wrong chunk. The grid index is one
 little-endian 64-bit number a dimension. So a chunk that is passed on is digested without decoding it, and the stored
 bytes determine every element, together with the array's metadata, which is in the receipt. A leaf that was linked to
-the source, or copied by the storage, has no digest, for its chunks were never read: its kind is `none`, that of all
-others `stored`.
+the source has no digest, for its chunks were never read: its kind is `none`, that of all others `stored`. In an object
+store, which passes chunks on by itself, the kind is `sums`: instead of a chunk's bytes, its size and the CRC-32C of its
+content count, and the store's own CRC-32C of the object shows that it is whole.
 
 The records live in `_CHECKPOINT_METADATA` under `custom_metadata.ax2mt`. The receipt is the file `ax2mt.json` beside
 the checkpoint: where the weights came from, and size and digest of every file that holds no chunk of an array.
@@ -22,13 +23,13 @@ import xxhash
 from converter.arrays import CHUNKS, MANIFEST_NAME
 from converter.checkpoints.names import METADATA_KEY, RECEIPT_NAME
 from converter.errors import VerificationError
-from converter.storage import DIRECTORY, FILE, has_litter_in, parse_json, read_small, storage_of
+from converter.storage import DIRECTORY, FILE, has_litter_in, in_parallel, parse_json, read_small, storage_of
 
 VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
 """A receipt of a million files; a larger file is no receipt."""
 
-STORED, NO_DIGEST = "stored", "none"
+STORED, SUMS, NO_DIGEST = "stored", "sums", "none"
 """Kinds of record."""
 
 ARRAY_METADATA = ("zarr.json", ".zarray")
@@ -47,6 +48,24 @@ def stored_record(chunks: Mapping[tuple[int, ...], int | None]) -> dict[str, Any
     if not digests or len(digests) < len(chunks):
         return {"kind": NO_DIGEST, "xxh3": "", "chunks": 0}
     return {"kind": STORED, "xxh3": f"{sum(digests) % _MODULUS:032x}", "chunks": len(digests)}
+
+
+def sum_record(chunks: Mapping[tuple[int, ...], int], place: str) -> dict[str, Any]:
+    """The record of a leaf in an object store.
+
+    Args:
+      chunks: the chunk's place in the grid to the digest that `arrays.sum_digest` makes.
+      place: where its chunks are, below the directory of arrays.
+    """
+    total = f"{sum(chunks.values()) % _MODULUS:032x}"
+    return {"kind": SUMS, "xxh3": total, "chunks": len(chunks), "place": place}
+
+
+def is_fitting(record: Mapping[str, Any] | None, chunks: Mapping[tuple[int, ...], int]) -> bool:
+    """Whether a record is that of chunks, by digests of the record's kind."""
+    if record is not None and record["kind"] == SUMS:
+        return sum_record(chunks, record["place"]) == record
+    return stored_record(chunks) == record
 
 
 def metadata_entry(
@@ -130,9 +149,10 @@ def read_records(custom_metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
     leaves = entry["leaves"]
     fits = all(
         isinstance(record, dict)
-        and record.get("kind") in (STORED, NO_DIGEST)
+        and record.get("kind") in (STORED, SUMS, NO_DIGEST)
         and isinstance(record.get("xxh3"), str)
         and type(record.get("chunks")) is int
+        and (record["kind"] != SUMS or isinstance(record.get("place"), str))
         for record in leaves.values()
     )
     return leaves if fits else None
@@ -209,19 +229,19 @@ def check_receipt(directory: str, *, apart: str = "") -> list[tuple[str, str]]:
     expected: Mapping[str, Any] = document["files"]
     findings: list[tuple[str, str]] = []
     present = set(metadata_files(directory))
-    for path, record in expected.items():
-        if has_litter_in(path):
-            continue
+    looked_at = [path for path in expected if not has_litter_in(path)]
+
+    def look(path: str) -> str:
         if path not in present:
-            findings.append((path, "is missing"))
-            continue
+            return "is missing"
         try:
             found = file_digest(os.path.join(directory, path))
         except OSError as error:
-            findings.append((path, f"cannot be read: {error.strerror}"))
-            continue
-        if found != record and path != apart:
-            findings.append((path, _difference(record, found)))
+            return f"cannot be read: {error.strerror}"
+        return "" if found == expected[path] or path == apart else _difference(expected[path], found)
+
+    problems = zip(looked_at, in_parallel(look, looked_at, directory), strict=True)
+    findings += [(path, problem) for path, problem in problems if problem]
     findings += [(path, "is not in the receipt") for path in sorted(present - expected.keys())]
     return findings
 

@@ -12,7 +12,8 @@ def _flags(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; no progress.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name each finished leaf; show where an internal error is.")
+        bool,
+        typer.Option("--verbose", "-v", help="Name each leaf and each retry; show where an internal error is."),
     ] = False,
 ) -> None:
     """The options that all commands have, as Typer reads them."""

@@ -23,6 +23,7 @@ class Bar:
         self.verbose = verbose
         self.lock = threading.Lock()
         self.leaves = self.finished = self.total = self.done = 0
+        self.moved_objects = self.moved_bytes = 0
         self.started = self.last = time.monotonic()
         self.bar: Any = None
         self.said = False
@@ -54,6 +55,11 @@ class Bar:
                 rest = elapsed * (self.total - self.done) / self.done if self.done else 0.0
                 self._print(f"{fields['leaves']}, {fields['bytes']}, {fields['rate']}, {rest:.0f} s left")
 
+    def moved(self, objects: int, count: int) -> None:
+        with self.lock:
+            self.moved_objects += objects
+            self.moved_bytes += count
+
     def leaf_done(self, path: str) -> None:
         with self.lock:
             self.finished += 1
@@ -84,9 +90,12 @@ class Bar:
 
     def _fields(self) -> dict[str, Any]:
         elapsed = max(time.monotonic() - self.started, 1e-3)
+        moved = ""
+        if self.moved_objects:
+            moved = f" ({self.moved_objects:,} objects, {format_size(self.moved_bytes)} stored, moved by the store)"
         return {
             "leaves": f"{self.finished}/{self.leaves} leaves",
-            "bytes": f"{format_size(self.done)} of {format_size(self.total)}",
+            "bytes": f"{format_size(self.done)} of {format_size(self.total)}{moved}",
             "rate": f"{format_size(int(self.done / elapsed))}/s",
         }
 

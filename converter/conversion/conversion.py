@@ -109,6 +109,11 @@ class Conversion:
         Raises:
           SourceError: that cannot be told.
         """
+        directory = self.source.checkpoint.directory
+        try:
+            storage_of(directory).pin(directory)
+        except OSError as error:
+            raise SourceError(f"{directory}: cannot be read any more: {error.strerror}") from None
         try:
             unchanged = _source_digest(self.source) == self.journal[SOURCE_FILES]
             return not unchanged or not is_committed(self.source.checkpoint.directory)

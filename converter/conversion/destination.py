@@ -51,6 +51,11 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     _check_length(target)
     check_overlap(target, source)
     storage = storage_of(target)
+    if not storage.renames:
+        # What is there is looked at when the work begins: see `object_stage`.
+        if "/" not in target.partition("://")[2]:
+            raise DestinationError(f"{target}: is a whole bucket; give a name in it, such as {target}/checkpoint")
+        return target
     if storage.is_mount(target):
         raise DestinationError(f"{target}: is a mount point, which cannot be replaced; give a directory below it")
     if not storage.exists(target):

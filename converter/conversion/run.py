@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from converter.checkpoints import (
@@ -16,20 +16,20 @@ from converter.checkpoints import (
     config_yaml,
     leaf_key,
     metadata_entry,
-    stored_record,
     train_command,
     whole_config,
     write_receipt,
 )
 from converter.conversion.conversion import Conversion, Request, make_conversion
 from converter.conversion.destination import check_destination, check_overlap, check_space, resolve_destination
-from converter.conversion.stage import Stage, finish_published, tree_bytes
+from converter.conversion.object_stage import ObjectStage, finish_published_objects
+from converter.conversion.stage import Stage, Work, finish_published, tree_bytes
 from converter.conversion.stream import Written, run
 from converter.errors import DestinationError, SourceError
 from converter.location import locate
 from converter.mapping import MODEL, TRAINING, training_keys
-from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source
-from converter.storage import write_error
+from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source, transfer_between
+from converter.storage import storage_of, write_error
 from converter.version import __version__
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
@@ -51,6 +51,7 @@ class Result:
       stock_command: the same without the patch.
       patches: what the patch changes in MaxText, one dictionary each, as maxtext.yml and the receipt have it.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
+      removed_first: a checkpoint was replaced where nothing can be renamed: for a while there was none.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class Result:
     stock_command: str
     patches: tuple[Mapping[str, Any], ...]
     leftover: str
+    removed_first: bool = False
 
     @property
     def exact_attention(self) -> bool:
@@ -111,14 +113,15 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         force=options.force,
     )
     configuration = configure_source(source, request.settings)
-    plan = make_plan(source, options, configuration, jobs=request.jobs)
+    transfer = transfer_between(source.checkpoint.directory, destination)
+    plan = make_plan(source, replace(options, transfer=transfer), configuration, jobs=request.jobs)
     conversion = make_conversion(request, source, plan, destination)
-    if finish_published(destination, conversion.journal):
-        written, resumed, leftover = Written(), True, ""
+    if _is_finished(destination, conversion):
+        written, resumed, leftover, removed_first = Written(), True, "", False
     else:
         check_overlap(destination, request.source)
         _check_destination(conversion)
-        written, resumed, leftover = _stage_and_publish(conversion, progress, committer)
+        written, resumed, leftover, removed_first = _stage_and_publish(conversion, progress, committer)
     state_step = plan.step_directory if plan.state is not None else None
     return Result(
         plan=plan,
@@ -133,25 +136,28 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         stock_command=train_command(destination, state_step=state_step),
         patches=conversion.patches,
         leftover=leftover,
+        removed_first=removed_first,
     )
 
 
-def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Committer) -> tuple[Written, bool, str]:
+def _stage_and_publish(
+    conversion: Conversion, progress: Progress, committer: Committer
+) -> tuple[Written, bool, str, bool]:
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan, destination = conversion.plan, conversion.destination
-    stage = Stage(destination, plan.options.store, plan.leaves)
+    kind = Stage if storage_of(destination).renames else ObjectStage
+    stage = kind(destination, plan.options.store, plan.leaves, plan.step_directory)
     try:
-        stage.begin(conversion.journal, fresh=conversion.fresh)
+        stage.begin(conversion.journal, fresh=conversion.fresh, overwrite=conversion.overwrite)
         check_space(destination, conversion.expected_bytes - stage.staged_bytes())
-        stage.storage.prepare(destination, stage.root)
+        stage.prepare()
         written = run(conversion, stage, progress, watch=committer.check)
         _finish(conversion, stage, written, committer)
         if conversion.source_has_changed():
             raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
         # Others may have put something there since we looked.
         _check_destination(conversion)
-        stage.mark_published()
-        stage.storage.publish(stage.publication)
+        stage.publish()
     except BaseException as error:
         if stage.holds_work() and _is_of_use(error, conversion):
             if isinstance(error, SourceError):
@@ -162,7 +168,13 @@ def _stage_and_publish(conversion: Conversion, progress: Progress, committer: Co
         raise
     finally:
         progress.close()
-    return written, stage.resumed, stage.remove()
+    return written, stage.resumed, stage.remove(), stage.replaced
+
+
+def _is_finished(destination: str, conversion: Conversion) -> bool:
+    """Whether an earlier run was killed when all was done; what it left is removed."""
+    finish = finish_published if storage_of(destination).renames else finish_published_objects
+    return finish(destination, conversion.journal, conversion.plan.step_directory)
 
 
 def _check_destination(conversion: Conversion) -> None:
@@ -182,11 +194,10 @@ def _is_of_use(error: BaseException, conversion: Conversion) -> bool:
         return True  # that it cannot be read now does not mean that it has changed
 
 
-def _finish(conversion: Conversion, stage: Stage, written: Written, committer: Committer) -> None:
+def _finish(conversion: Conversion, stage: Work, written: Written, committer: Committer) -> None:
     """Lets Orbax commit the staged leaves, adds the configuration, and makes all of it durable."""
     plan = conversion.plan
-    stage.check_whole(plan.leaves)
-    records = {leaf_key(path): stored_record(chunks) for path, chunks in written.digests.items()}
+    records = stage.finish_leaves(plan.leaves, written.digests)
     table = conversion.source.match.table
     states = table.states(plan.options.table)
     entry = metadata_entry(
@@ -211,6 +222,7 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
             step=plan.step_directory,
             lists=optimizer.lists if optimizer is not None else (),
             empty=optimizer.empty if optimizer is not None else (),
+            chunks_elsewhere=not storage_of(conversion.destination).renames,
         )
     )
     text = config_yaml(
@@ -223,9 +235,10 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
         step=plan.step_directory,
     )
     try:
-        stage.storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
+        storage = storage_of(stage.output)
+        storage.write(os.path.join(stage.output, CONFIG_NAME), text.encode())
         write_receipt(stage.output, _origin(conversion))
-        stage.storage.flush(stage.output)
+        storage.flush(stage.output)
     except OSError as error:
         raise write_error(os.fspath(error.filename or stage.output), error) from None
 

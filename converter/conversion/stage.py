@@ -10,15 +10,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from converter.arrays import Array, LeafStore
-from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key
+from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, stored_record
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
+from converter.planning import COPIERS, LOCAL
 from converter.storage import Publication, read_json, storage_of, write_error
 
 LOCK = "lock"
+
+STREAMS = 8
+"""Threads that pass chunks on through this machine from or to an object store: one stream is no faster than a disk."""
 
 MAX_JOURNAL_BYTES = 256 << 20
 
@@ -26,7 +30,74 @@ SOURCE_FILES = "source files"
 """The part of a conversion that tells one state of the source from another."""
 
 
-class Stage:
+class Work(Protocol):
+    """What a conversion asks of the place where a checkpoint takes shape.
+
+    Attributes:
+      root: the work area.
+      resumed: whether it holds work of an interrupted run of the same conversion.
+      replaced: whether a checkpoint was removed before the new one is complete.
+    """
+
+    root: str
+    resumed: bool
+    replaced: bool
+
+    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> None: ...
+
+    @property
+    def output(self) -> str:
+        """The directory in which Orbax commits."""
+        ...
+
+    def leaf_directory(self, leaf: Array) -> str:
+        """The directory that holds a leaf for Orbax, and nothing else."""
+        ...
+
+    def open_leaf(self, leaf: Array) -> LeafStore:
+        """Opens a leaf for writing."""
+        ...
+
+    def copiers(self, transfer: str) -> int:
+        """How many threads pass chunks on."""
+        ...
+
+    def finish_leaves(
+        self, leaves: Sequence[Array], digests: Mapping[str, Mapping[tuple[int, ...], int | None]]
+    ) -> dict[str, dict[str, Any]]:
+        """Looks once more for every chunk; returns the leaves' records by their keys."""
+        ...
+
+    def holds_work(self) -> bool:
+        """Whether some leaf was begun, by this run or an earlier one."""
+        ...
+
+    def staged_bytes(self) -> int:
+        """Bytes that an earlier run has already written."""
+        ...
+
+    def prepare(self) -> None:
+        """Tries before any work whether the checkpoint will be let in."""
+        ...
+
+    def publish(self) -> None:
+        """Puts the committed checkpoint in its place."""
+        ...
+
+    def mark_source_fault(self) -> None:
+        """Notes that the source stopped this run."""
+        ...
+
+    def remove(self) -> str:
+        """Removes the work area; returns what could not be removed."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the work area for a later run."""
+        ...
+
+
+class Stage(Work):
     """A locked work area; see the module's docstring.
 
     Attributes:
@@ -35,7 +106,7 @@ class Stage:
       resumed: whether it holds work of an interrupted run of the same conversion.
     """
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Array]):
+    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):  # noqa: ARG002
         """Creates and locks the work area, or takes over the one of a dead process; `begin` comes next.
 
         Raises:
@@ -47,6 +118,7 @@ class Stage:
         self.journal = journal_path(destination)
         self.store = store
         self.resumed = False
+        self.replaced = False
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, LeafStore] = {}
         try:
@@ -67,12 +139,13 @@ class Stage:
             self._lock.close()
             raise self._is_taken()
 
-    def begin(self, conversion: Mapping[str, Any], *, fresh: bool) -> None:
+    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool = False) -> None:  # noqa: ARG002
         """Resumes an interrupted run of the same conversion, or starts a new one.
 
         Args:
           conversion: all that decides over the result, as JSON values.
           fresh: throw away what an earlier run left.
+          overwrite: a checkpoint that is there is replaced at the end.
 
         Raises:
           DestinationError: the work area holds another conversion; the message says what differs.
@@ -82,14 +155,9 @@ class Stage:
         if isinstance(found, dict) and journal.get("source_fault") is True and _differ_in_source(found, conversion):
             found = None
         if found is not None and found != conversion:
-            keys = sorted(set(found) | set(conversion))
             raise DestinationError(
                 f"{self.root}: holds an interrupted conversion that differs from this one; --fresh starts over",
-                [
-                    f"{k}: then {found.get(k)!r}, now {conversion.get(k)!r}"
-                    for k in keys
-                    if found.get(k) != conversion.get(k)
-                ],
+                differences(found, conversion),
             )
         try:
             self.resumed = found is not None
@@ -134,6 +202,22 @@ class Stage:
         store = LeafStore(leaf, self.leaf_directory(leaf), database_key=database_key)
         self._stores[leaf.path] = store
         return store
+
+    def copiers(self, transfer: str) -> int:
+        return COPIERS if transfer == LOCAL else STREAMS
+
+    def prepare(self) -> None:
+        self.storage.prepare(self.destination, self.root)
+
+    def publish(self) -> None:
+        self.mark_published()
+        self.storage.publish(self.publication)
+
+    def finish_leaves(
+        self, leaves: Sequence[Array], digests: Mapping[str, Mapping[tuple[int, ...], int | None]]
+    ) -> dict[str, dict[str, Any]]:
+        self.check_whole(leaves)
+        return {leaf_key(path): stored_record(chunks) for path, chunks in digests.items()}
 
     def check_whole(self, leaves: Sequence[Array]) -> None:
         """Looks once more for every file before a checkpoint is made of them: a reader takes a missing one as zeros.
@@ -238,7 +322,7 @@ class Stage:
                 self.storage.remove(os.path.join(self.root, name))
 
 
-def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
+def finish_published(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:  # noqa: ARG001
     """Tidies up after a run that was killed while its checkpoint took its place, or just afterwards.
 
     Where it was killed before, what was at the destination is brought back.
@@ -262,6 +346,12 @@ def finish_published(destination: str, conversion: Mapping[str, Any]) -> bool:
     finally:
         stage.close()
     return False
+
+
+def differences(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> list[str]:
+    """What differs between two conversions, one line each."""
+    keys = sorted(set(found) | set(conversion))
+    return [f"{k}: then {found.get(k)!r}, now {conversion.get(k)!r}" for k in keys if found.get(k) != conversion.get(k)]
 
 
 def _differ_in_source(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:

@@ -12,12 +12,16 @@ from converter.arrays import LeafStore, check_chunk
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter, store_chunk
-from converter.conversion.stage import Stage
-from converter.planning import COPIERS, LINK, Task
+from converter.conversion.stage import Work
+from converter.planning import IN_STORE, LINK, Task
+from converter.storage import storage_of
 from converter.work import ByteBudget, Progress
 
 Unit = Callable[[], int]
 """Does a piece of work; returns the decoded bytes of the leaves that it finished."""
+
+MOVE_MEMORY = 256 << 10
+"""Bytes that asking a store to move a chunk takes."""
 
 WATCH_SECONDS = 0.2
 """How often a run looks whether it still makes sense."""
@@ -31,12 +35,16 @@ class Counts:
       decoded: source chunks that were decoded.
       encoded: target chunks that were encoded.
       passed: chunks that were copied or linked as they are.
+      moved: those of them that an object store moved by itself.
+      moved_bytes: their bytes as they are stored.
       kept: units of work that an interrupted run had already done.
     """
 
     decoded: int = 0
     encoded: int = 0
     passed: int = 0
+    moved: int = 0
+    moved_bytes: int = 0
     kept: int = 0
 
 
@@ -57,7 +65,7 @@ class Written:
 
 
 def run(
-    conversion: Conversion, stage: Stage, progress: Progress, *, watch: Callable[[], None] = lambda: None
+    conversion: Conversion, stage: Work, progress: Progress, *, watch: Callable[[], None] = lambda: None
 ) -> Written:
     """Writes all leaves of a conversion into a stage.
 
@@ -77,7 +85,7 @@ def run(
 
 
 class _Engine:
-    def __init__(self, conversion: Conversion, stage: Stage, progress: Progress):
+    def __init__(self, conversion: Conversion, stage: Work, progress: Progress):
         self.conversion = conversion
         self.plan = conversion.plan
         self.stage = stage
@@ -95,10 +103,11 @@ class _Engine:
         self._write_scalars()
         jobs = self.plan.jobs
         futures: list[Future[None]] = []
-        with ThreadPoolExecutor(jobs + COPIERS, "ax2mt") as pool:
+        copiers = self.stage.copiers(self.plan.options.transfer)
+        with ThreadPoolExecutor(jobs + copiers, "ax2mt") as pool:
             try:
                 futures = [pool.submit(self._worker, self.rewrites, self.copies) for _ in range(jobs)]
-                futures += [pool.submit(self._worker, self.copies) for _ in range(COPIERS)]
+                futures += [pool.submit(self._worker, self.copies) for _ in range(copiers)]
                 while not _settled(futures):
                     watch()
             finally:
@@ -117,7 +126,7 @@ class _Engine:
             self.progress.advance(leaf.bytes)
             self.progress.leaf_done(leaf.path)
 
-    def _worker(self, *queues: "Iterator[tuple[_TaskWork, Unit]]") -> None:
+    def _worker(self, *queues: "Iterator[tuple[_TaskWork, int, Unit]]") -> None:
         try:
             while not self.stop.is_set():
                 with self.lock:
@@ -131,8 +140,8 @@ class _Engine:
             self.stop.set()
             raise
 
-    def _do(self, work: "_TaskWork", unit: Unit) -> None:
-        with self.budget.hold(work.task.memory):
+    def _do(self, work: "_TaskWork", memory: int, unit: Unit) -> None:
+        with self.budget.hold(memory):
             work.open(self.stage)
             done = unit()
         if self.stop.is_set():
@@ -149,17 +158,17 @@ class _Engine:
         for leaf in work.task.leaves:
             self.progress.leaf_done(leaf.path)
 
-    def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, Unit]]":
+    def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, int, Unit]]":
         """All work of a kind in the order of the model; made only as it is asked for."""
         for task in self.plan.tasks:
             if (task.blocking is not None) != rewrite:
                 continue
             work = _TaskWork(task)
             units = self._rewrite_units(work) if task.blocking else self._pass_units(work)
-            for unit in units:
-                yield work, unit
+            for memory, unit in units:
+                yield work, memory, unit
 
-    def _pass_units(self, work: "_TaskWork") -> Iterator[Unit]:
+    def _pass_units(self, work: "_TaskWork") -> Iterator[tuple[int, Unit]]:
         (array,) = work.task.sources
         (leaf,) = work.task.leaves
         move = link_chunk if work.task.route == LINK else copy_chunk
@@ -172,12 +181,15 @@ class _Engine:
             if not kept:
                 move(array, index, store)
             self._count(kept=kept, passed=not kept)
+            if (size := store.moved.get(target_index(index, leaf.encoding.order))) is not None:
+                self._count(moved=1, moved_bytes=size)
+                self.progress.moved(1, size)
             return array.clipped_bytes(index)
 
         for index in array.chunk_indices():
-            yield lambda index=index: unit(index)
+            yield self._pass_memory(work.task, index), lambda index=index: unit(index)
 
-    def _rewrite_units(self, work: "_TaskWork") -> Iterator[Unit]:
+    def _rewrite_units(self, work: "_TaskWork") -> Iterator[tuple[int, Unit]]:
         rewriter = Rewriter(work.task, self.stop, self.conversion.computed)
 
         def unit(group: dict[str, tuple[int, int]]) -> int:
@@ -187,14 +199,19 @@ class _Engine:
             return rewriter.target_bytes(group)
 
         for group in rewriter.groups():
-            yield lambda group=group: unit(group)
+            yield work.task.memory, lambda group=group: unit(group)
 
-    def _count(self, *, kept: int = 0, passed: int = 0, decoded: int = 0, encoded: int = 0) -> None:
+    def _pass_memory(self, task: Task, index: tuple[int, ...]) -> int:
+        """Bytes that passing a chunk takes: next to none where an object store moves it."""
+        if self.plan.options.transfer != IN_STORE or self.conversion.check:
+            return task.memory
+        path = task.sources[0].chunk_file(index)
+        return MOVE_MEMORY if storage_of(path).stat(path).checksum is not None else task.memory
+
+    def _count(self, **more: int) -> None:
         with self.lock:
-            self.counts.kept += kept
-            self.counts.passed += passed
-            self.counts.decoded += decoded
-            self.counts.encoded += encoded
+            for name, count in more.items():
+                setattr(self.counts, name, getattr(self.counts, name) + count)
 
 
 def _settled(futures: Sequence[Future[None]]) -> bool:
@@ -212,7 +229,7 @@ class _TaskWork:
         self.stores: list[LeafStore] = []
         self._lock = threading.Lock()
 
-    def open(self, stage: Stage) -> None:
+    def open(self, stage: Work) -> None:
         with self._lock:
             if not self.stores:
                 self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]

@@ -1,7 +1,16 @@
 """What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
 
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
-from converter.planning.options import DEFAULT_MEMORY, JOBS, Options
+from converter.planning.options import (
+    DEFAULT_MEMORY,
+    DOWNLOAD,
+    IN_STORE,
+    JOBS,
+    LOCAL,
+    UPLOAD,
+    Options,
+    transfer_between,
+)
 from converter.planning.parameters import ParameterReport, ParameterRow, make_report
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
@@ -11,9 +20,13 @@ from converter.planning.source import Source, chosen_tree, configure_source, evi
 __all__ = [
     "COPIERS",
     "DEFAULT_MEMORY",
+    "DOWNLOAD",
+    "IN_STORE",
     "JOBS",
     "LINK",
+    "LOCAL",
     "REWRITE",
+    "UPLOAD",
     "Options",
     "PairMismatch",
     "ParameterReport",
@@ -33,4 +46,5 @@ __all__ = [
     "open_source",
     "pair_mismatches",
     "scale_mismatches",
+    "transfer_between",
 ]

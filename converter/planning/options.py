@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
 from converter.choices import STORES, TREES
 from converter.errors import UsageError
+from converter.storage import is_remote, storage_of
 
 DEFAULT_MEMORY = 1 << 30
 
 JOBS = 2
 """Blocks in flight by default; more than two bring nothing on two cores."""
+
+
+LOCAL, DOWNLOAD, UPLOAD, IN_STORE = "local", "download", "upload", "in store"
+"""How chunks that are passed through travel: between local files, from an object store to files, through this machine
+into an object store, or inside one store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,7 @@ class Options:
       state: convert the training state as well.
       optimizer: MaxText's, whose state is written; None for the default.
       force: convert the state also where training cannot go on exactly.
+      transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
     """
 
     table: frozenset[str] = frozenset()
@@ -33,6 +40,7 @@ class Options:
     store: str = STORES[0]
     rewrite: bool = False
     link: bool = False
+    transfer: str = LOCAL
     tree: str = TREES[0]
     state: bool = False
     optimizer: str | None = None
@@ -53,6 +61,10 @@ class Options:
             raise UsageError(f"--store {self.store}: expected one of {', '.join(STORES)}")
         if self.link and self.store == "zarr2":
             raise UsageError("--link keeps chunks as they are, --store zarr2 rewrites them; use --store files or ocdbt")
+        if self.link and self.transfer != LOCAL:
+            raise UsageError("--link makes hard links, which are between local files; drop it for URLs")
+        if self.store == "zarr2" and self.transfer in (UPLOAD, IN_STORE):
+            raise UsageError("--store zarr2 is for local files; use --store files or ocdbt in an object store")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
         if self.tree not in TREES:
@@ -77,3 +89,10 @@ def _refused_optimizer(name: str) -> str:
     return (
         f"--optimizer {name}: {why}; expected one of {known}" if why else f"--optimizer {name}: expected one of {known}"
     )
+
+
+def transfer_between(source: str, destination: str) -> str:
+    """How passed chunks travel from one path or URL to another."""
+    if not is_remote(destination):
+        return DOWNLOAD if is_remote(source) else LOCAL
+    return IN_STORE if storage_of(source) is storage_of(destination) else UPLOAD

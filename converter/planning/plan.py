@@ -19,7 +19,7 @@ from converter.checkpoints import step_directory
 from converter.errors import UsageError
 from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule
 from converter.planning.fidelity import TIED_KEY, Remedies
-from converter.planning.options import JOBS, Options
+from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source, configure_source
 from converter.planning.training_state import Scalar, TrainingState, moved, with_learner
@@ -276,8 +276,9 @@ def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> 
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
     route = choose_route(
-        axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link, value=row.value
-    )
+        axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link,
+        in_store=options.transfer == IN_STORE, value=row.value,
+    )  # fmt: skip
     blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value)
     leaves = tuple(
         Array(path=path, dtype=arrays[0].dtype, shape=shape, chunks=chunk, encoding=route.encoding)

@@ -16,6 +16,9 @@ MAX_PASSED_CHUNK = 512 << 20
 """Decoded bytes. A checkpoint that one host saved has whole arrays in one chunk; such chunks are cut up instead, since
 whoever restores a part of a leaf has to decode whole chunks."""
 
+MAX_MOVED_CHUNK = 2 << 30
+"""The same where the store itself passes chunks on: cutting one up would bring all its bytes to this machine."""
+
 PASS, LINK, REWRITE = "pass", "link", "rewrite"
 
 
@@ -41,6 +44,7 @@ def choose_route(
     store: str,
     rewrite: bool = False,
     link: bool = False,
+    in_store: bool = False,
     value: ValueRule = COPY,
 ) -> Route:
     """Chooses the route of one task.
@@ -51,9 +55,11 @@ def choose_route(
       store: one of the stores of `encoding`.
       rewrite: never pass chunks through.
       link: hard-link chunks instead of copying them.
+      in_store: an object store passes chunks on by itself.
       value: what becomes of the values.
     """
-    reason = _why_not_passed(axis_map, arrays, store, rewrite, value)
+    limit = MAX_MOVED_CHUNK if in_store else MAX_PASSED_CHUNK
+    reason = _why_not_passed(axis_map, arrays, store, rewrite, value) or _why_too_large(arrays[0], limit)
     if reason:
         return Route(REWRITE, reason, Encoding.rewritten(store))
     permutation = axis_map.axis_permutation()
@@ -83,6 +89,8 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[Array], store: str, rewr
         return "chunks in order F"
     if array.compressor is not None and array.compressor.get("id") != ZSTD:
         return f"compressor {array.compressor.get('id')}"
-    if array.chunk_bytes > MAX_PASSED_CHUNK:
-        return f"chunks of {array.chunk_bytes >> 20} MiB are cut into smaller ones"
     return ""
+
+
+def _why_too_large(array: Array, limit: int) -> str:
+    return f"chunks of {array.chunk_bytes >> 20} MiB are cut into smaller ones" if array.chunk_bytes > limit else ""

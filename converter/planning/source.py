@@ -44,6 +44,7 @@ from converter.planning.training_state import (
     moved,
     parameter_tree,
 )
+from converter.storage import storage_of
 from converter.words import option_flag, shorten
 
 
@@ -115,8 +116,14 @@ def open_source(
         raise UsageError(f"--tree {tree}: expected one of {', '.join(TREES)}")
     place = locate(path, SourceError)
     check_readable(place.path, SourceError)
-    check_source(place)
-    checkpoint = open_checkpoint(place.path, step)
+    storage = storage_of(place.path)
+    try:
+        storage.release(place.path)
+        check_source(place)
+        checkpoint = open_checkpoint(place.path, step)
+        storage.pin(checkpoint.directory)
+    except OSError as error:
+        raise SourceError(f"{error.filename or place.path}: cannot be read: {error.strerror or error}") from None
     tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)

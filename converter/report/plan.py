@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from converter.checkpoints import CONFIG_NAME
+from converter.checkpoints import CONFIG_NAME, handoff_note
 from converter.mapping import PARAMS
 from converter.planning import PairMismatch, Plan, Task
 from converter.report.console import plain_table, print_table, shape_text
@@ -158,6 +158,10 @@ def print_result(result: "Result", console: Console) -> None:
         f"({format_size(int(rate))}/s of weights, peak memory {format_size(result.peak_memory)})."
     )
     console.print(_work_text(result))
+    if result.removed_first:
+        console.print(
+            "The checkpoint that was there was removed before the new one was complete: buckets have no rename."
+        )
     if result.leftover:
         console.print(f"Not everything of the work area could be removed: {result.leftover}")
     console.print()
@@ -171,6 +175,8 @@ def print_result(result: "Result", console: Console) -> None:
 
 def _print_commands(result: "Result", console: Console) -> None:
     """The commands to paste, the exact one first."""
+    if note := handoff_note(result.destination):
+        console.print(f"{note}\n")
     if result.command == result.stock_command:
         console.print(f"To continue in MaxText ({CONFIG_NAME} holds the model's dimensions and flags):")
     else:
@@ -202,6 +208,8 @@ def _work_text(result: "Result") -> str:
         )
         if count
     ]
+    if counts.moved:
+        parts.insert(1, f"{counts.moved:,} of them ({format_size(counts.moved_bytes)}) moved by the store itself")
     text = ", ".join(parts) + "." if parts else "The interrupted run had finished all work."
     if options.link:
         text += " Linked chunks are the source's own files and carry no checksum: never change either side in place."

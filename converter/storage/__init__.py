@@ -1,11 +1,15 @@
 """Where bytes live: the `Storage` protocol, local file systems behind it, litter, and errors of writing."""
 
 from converter.storage.base import (
+    CONTENT_SUM,
+    CONVERSION,
     DANGLING,
     DIRECTORY,
     FILE,
+    RESIDUE,
     UNREADABLE,
     Blob,
+    Mark,
     Publication,
     Reader,
     ReadError,
@@ -13,18 +17,31 @@ from converter.storage.base import (
     Writer,
 )
 from converter.storage.litter import PROBE, has_litter_in, is_litter, litter_in, without_litter
-from converter.storage.reading import find_litter, is_file, parse_json, read_json, read_small, short_text
-from converter.storage.registry import STORAGES, storage_of
+from converter.storage.reading import (
+    find_litter,
+    in_parallel,
+    is_file,
+    parse_json,
+    read_json,
+    read_small,
+    short_text,
+    store_errors,
+)
+from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
 from converter.storage.write_errors import free_text, write_error
 
 __all__ = [
+    "CONTENT_SUM",
+    "CONVERSION",
     "DANGLING",
     "DIRECTORY",
     "FILE",
     "PROBE",
+    "RESIDUE",
     "STORAGES",
     "UNREADABLE",
     "Blob",
+    "Mark",
     "Publication",
     "ReadError",
     "Reader",
@@ -33,14 +50,18 @@ __all__ = [
     "find_litter",
     "free_text",
     "has_litter_in",
+    "in_parallel",
     "is_file",
     "is_litter",
+    "is_remote",
     "litter_in",
+    "object_storage",
     "parse_json",
     "read_json",
     "read_small",
     "short_text",
     "storage_of",
+    "store_errors",
     "without_litter",
     "write_error",
 ]

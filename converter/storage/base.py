@@ -4,8 +4,8 @@ Names are absolute paths, or URLs where a storage has its own scheme. Nothing he
 that a blob can be renamed, or that a blob can be written twice: an object store has none of these.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 FILE, DIRECTORY, OTHER, DANGLING, UNREADABLE = "file", "directory", "other", "dangling link", "unreadable"
@@ -30,6 +30,8 @@ class Blob:
       version: differs where the content was written again: the time of change in nanoseconds, a generation, an ETag.
       checksum: the CRC-32C of the content, where the storage knows it without reading.
       problem: what a dangling link points to, why nothing can be said about an unreadable entry, or what another is.
+      storage_class: what the store calls the class of an object; empty where there are none.
+      tags: custom metadata of an object, where a listing shows it; see `Mark`.
     """
 
     name: str
@@ -38,6 +40,29 @@ class Blob:
     version: int | str = 0
     checksum: bytes | None = None
     problem: str = ""
+    storage_class: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """Whose an object is: what a conversion writes into a store carries this, and is only written if nothing is there.
+
+    Attributes:
+      conversion: the conversion's digest; the tag `CONVERSION` of the object.
+      work_area: the URL below which objects go that are only needed meanwhile.
+    """
+
+    conversion: str
+    work_area: str
+
+
+RESIDUE = bytes.fromhex("48674bc7")
+"""The CRC-32C, as a store has it (big-endian), of any bytes with their own CRC-32C, little-endian, behind them."""
+
+CONVERSION, CONTENT_SUM = "ax2mt-conversion", "ax2mt-crc32c"
+"""Tags of the objects that we write: the conversion's digest; the CRC-32C, in hexadecimal digits, of what comes before
+the four bytes of checksum at a chunk's end. The latter is missing where it was not known when the upload began."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +191,30 @@ class Lock(Protocol):
 
 
 class Storage(Protocol):
-    """A place where blobs live. Operations raise `OSError`, with the name in `filename`, unless they say otherwise."""
+    """A place where blobs live. Operations raise `OSError`, with the name in `filename`, unless they say otherwise.
+
+    Attributes:
+      concurrency: requests that are worth having in flight at once; 1 where waiting is not what takes the time.
+      renames: whether a finished tree can take its place in one step; in an object store, markers that come last do.
+    """
+
+    concurrency: int
+    renames: bool
+
+    def pin(self, directory: str, *, described: bool = False) -> None:
+        """Lists all below a directory once, where that takes requests; it is read as it is now, until `release`.
+
+        A blob that was written again since then cannot be read any more.
+
+        Args:
+          directory: a directory.
+          described: tags and checksums are wanted too, be it for a request for each blob.
+        """
+        ...
+
+    def release(self, directory: str) -> None:
+        """Forgets what was pinned at, below or above a directory."""
+        ...
 
     def resolve(self, name: str) -> str:
         """The name behind links, where the storage has links."""
@@ -224,8 +272,11 @@ class Storage(Protocol):
         """TensorStore's specification of a directory."""
         ...
 
-    def create(self, name: str, size: int = 0) -> Writer:
-        """Begins a blob of about `size` bytes."""
+    def create(self, name: str, size: int = 0, mark: Mark | None = None) -> Writer:
+        """Begins a blob of about `size` bytes; with a mark, one that nothing is replaced by (object stores only).
+
+        Where something has the name already, `commit` succeeds if it carries the same mark, and leaves it.
+        """
         ...
 
     def write(self, name: str, data: bytes, *, durable: bool = False) -> None:

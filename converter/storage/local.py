@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import converter.storage.publishing as publishing
-from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Publication, Space
+from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Mark, Publication, Space
 from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file
 from converter.storage.file_reader import FileReader
 from converter.storage.lock import FileLock
@@ -29,6 +29,15 @@ _OTHERS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"
 
 class LocalStorage:
     """See `base.Storage`. Operations that are made of others call those, so that a test can let any of them fail."""
+
+    concurrency = 1
+    renames = True
+
+    def pin(self, directory: str, *, described: bool = False) -> None:
+        """A listing of files costs little, and files have no versions to be read by."""
+
+    def release(self, directory: str) -> None:
+        """Nothing is pinned."""
 
     def resolve(self, name: str) -> str:
         return os.path.realpath(name)
@@ -110,7 +119,8 @@ class LocalStorage:
     def kvstore(self, directory: str) -> dict[str, Any]:
         return {"driver": "file", "path": directory.rstrip("/") + "/"}
 
-    def create(self, name: str, size: int = 0) -> ChunkFile:
+    def create(self, name: str, size: int = 0, mark: Mark | None = None) -> ChunkFile:
+        assert mark is None
         return open_chunk_file(name, size)
 
     def write(self, name: str, data: bytes, *, durable: bool = False) -> None:

@@ -1,11 +1,48 @@
 """Small files and whole trees, whatever storage they are in: what is wrong with a file becomes one clear error."""
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from converter.errors import Ax2mtError
+from converter.errors import Ax2mtError, DestinationError, SourceError
 from converter.storage.litter import litter_in
-from converter.storage.registry import storage_of
+from converter.storage.registry import is_remote, storage_of
+
+
+@contextmanager
+def store_errors(destination: str) -> Iterator[None]:
+    """Turns what a store of objects refuses, wherever it was asked, into an error of the side that it belongs to.
+
+    Args:
+      destination: the URL that is written; empty where none is.
+
+    Raises:
+      DestinationError, SourceError: instead of an `OSError` that names a URL.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename or "")
+        if not is_remote(name):
+            raise
+        side = DestinationError if destination and name.startswith(destination.rstrip("/")) else SourceError
+        raise side(f"{name}: {error.strerror or error}") from None
+
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+def in_parallel(work: Callable[[Item], Value], items: Sequence[Item], place: str) -> Iterator[Value]:
+    """Results in order; as many at once as are worth it where a place's bytes live."""
+    concurrency = min(storage_of(place).concurrency, len(items))
+    if concurrency < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(concurrency, "ax2mt-read") as pool:
+        yield from pool.map(work, items)
 
 
 def is_file(name: str) -> bool:

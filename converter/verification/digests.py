@@ -11,20 +11,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from converter.arrays import Array, OpenArray, chunk_digest, start_chunk
+from crc32c import crc32c
+
+from converter.arrays import Array, OpenArray, chunk_digest, start_chunk, sum_digest
 from converter.checkpoints import (
     CONFIG_NAME,
     CUSTOM_METADATA,
     NO_DIGEST,
+    SUMS,
     Target,
     check_alone,
     check_receipt,
     file_digest,
+    is_fitting,
     open_target,
     orbax_problems,
     read_receipt,
     read_records,
-    stored_record,
 )
 from converter.errors import DestinationError, UsageError, VerificationError
 from converter.location import locate
@@ -32,6 +35,7 @@ from converter.planning import DEFAULT_MEMORY
 from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
 from converter.verification.result import Finding, FirstFaults, Verification
+from converter.verification.sums import CRC_BYTES, chunk_sum, pin
 from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
 
 CHUNK_COPIES = 4
@@ -67,6 +71,7 @@ def verify_digests(
     reuse_freed_memory()
     check_alone(locate(destination, DestinationError))
     target = open_target(destination)
+    pin(target.root)
     records = read_records(target.custom)
     receipt, _ = read_receipt(target.root)
     if records is None and receipt is None:
@@ -165,7 +170,8 @@ class _Run:
         self.progress.start(len(self.opened), sum(array.bytes for array in self.arrays))
         if not decode:
             with_digest = [key for key in self.opened if self._kind(key) not in (None, NO_DIGEST)]
-            run_units(self._digests(with_digest), jobs)
+            # Of objects in a store, only what it knows of them is asked for.
+            run_units(self._digests(with_digest), max(jobs, storage_of(self.target.root).concurrency))
         self.decoded |= {key for key in self.opened if decode or not self._has_its_digest(key)}
         run_units(self._decodes(), jobs)
 
@@ -174,7 +180,7 @@ class _Run:
 
     def _has_its_digest(self, key: str) -> bool:
         complete = len(self.digests[key]) == math.prod(self.opened[key].array.grid)
-        return complete and key not in self.broken and stored_record(self.digests[key]) == self.records.get(key)
+        return complete and key not in self.broken and is_fitting(self.records.get(key), self.digests[key])
 
     def notes(self) -> tuple[str, ...]:
         """Leaves that could not be checked, and files that are not part of the checkpoint."""
@@ -206,7 +212,7 @@ class _Run:
                 continue
             if record is None:
                 result.append(Finding("coverage", names[key], "extra leaf: no digest was recorded for it"))
-            elif record["kind"] != NO_DIGEST and stored_record(chunks) != record:
+            elif record["kind"] != NO_DIGEST and not is_fitting(record, chunks):
                 result.append(Finding("digest", names[key], "holds values other than those written by convert"))
         return result + [
             Finding("coverage", names[key], f"{text} is not a chunk of this array") for key, text in self._strays()
@@ -224,7 +230,8 @@ class _Run:
     def _digests(self, keys: Sequence[str]) -> Iterator[Callable[[], None]]:
         for key in keys:
             opened = self.opened[key]
-            memory = READ_SIZE if opened.array.database_key is None else opened.array.chunk_bytes
+            in_files = opened.array.database_key is None or self._kind(key) == SUMS
+            memory = READ_SIZE if in_files else opened.array.chunk_bytes
             for index in opened.array.chunk_indices():
                 yield partial(self._digest, key, opened, index, min(memory, self.budget.limit))
             self.progress.leaf_done(opened.array.path)
@@ -233,10 +240,16 @@ class _Run:
         """Digests a chunk as it is stored; one that cannot be read is decoded later, to say why."""
         with self.budget.hold(memory):
             try:
-                self.digests[key][index] = _stored_digest(opened, index)
+                self.digests[key][index] = self._stored_digest(key, opened, index)
             except (OSError, VerificationError):
                 return
         self.progress.advance(opened.array.clipped_bytes(index))
+
+    def _stored_digest(self, key: str, opened: OpenArray, index: tuple[int, ...]) -> int:
+        if self._kind(key) != SUMS:
+            return _stored_digest(opened, index)
+        place = os.path.join(self.target.items, self.records[key]["place"])
+        return chunk_sum(os.path.join(place, opened.array.chunk_key(index)), index)
 
     def _decodes(self) -> Iterator[Callable[[], None]]:
         for key in (key for key in self.opened if key in self.decoded):
@@ -257,7 +270,10 @@ class _Run:
         with self.budget.hold(memory):
             try:
                 opened.read(array.chunk_box(index))
-                if self._kind(key) != NO_DIGEST:
+                if self._kind(key) == SUMS:
+                    stored = opened.read_stored(index)
+                    self.digests[key][index] = sum_digest(index, len(stored), crc32c(stored[:-CRC_BYTES]))
+                elif self._kind(key) != NO_DIGEST:
                     self.digests[key][index] = chunk_digest(index, opened.read_stored(index))
             except VerificationError as error:
                 self.broken.add(key, error.message.removeprefix(f"{array.path}: "), index)

@@ -14,11 +14,13 @@ from converter.arrays import OpenArray
 from converter.checkpoints import (
     OPTIMIZERS,
     STATE_PATH,
+    SUMS,
     Made,
     Target,
     check_pair,
     open_target,
     orbax_problems,
+    read_records,
     recorded_settings,
     recorded_trees,
 )
@@ -37,9 +39,11 @@ from converter.planning import (
     make_plan,
     open_source,
 )
+from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
 from converter.verification.result import CastReport, Finding, Verification
+from converter.verification.sums import pin
 from converter.verification.values import ValueComparison
 from converter.work import Progress, peak_resident, reuse_freed_memory
 
@@ -86,6 +90,7 @@ def verify(
         raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
+    pin(target.root)
     made = recorded_trees(target.custom, target.root)
     opened = open_source(
         source,
@@ -109,7 +114,7 @@ def verify(
     plan = make_plan(opened, options, configuration, jobs=jobs)
     fitted = fitted_scales(opened, plan.config)
     coverage = _open_leaves(plan, target, dtype)
-    values = ValueComparison(plan, coverage.arrays, fitted, progress)
+    values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
     _find_missing_chunks(coverage.arrays, values)
     try:
         values.run(max_memory=max_memory, jobs=jobs, sample=sample, decode=decode)
@@ -181,6 +186,18 @@ def _structure_findings(plan: Plan, target: Target) -> list[Finding]:
         text = f"is step {target.step}, expected {expected}: MaxText would skip a save, or name it wrongly"
         findings.append(Finding("coverage", os.path.basename(target.step_directory), text))
     return findings
+
+
+def _object_places(source: Source, target: Target) -> dict[str, str]:
+    """Where the leaves' chunks are objects, if source and checkpoint are both in stores that know checksums."""
+    if storage_of(source.checkpoint.directory).renames or storage_of(target.items).renames:
+        return {}
+    records = read_records(target.custom) or {}
+    return {
+        path: os.path.join(target.items, records[key]["place"])
+        for path, key in target.keys.items()
+        if key in records and records[key]["kind"] == SUMS
+    }
 
 
 def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ elements with the leaf's own metadata.
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from converter.dtypes import storage_dtype
 from converter.errors import SourceError, VerificationError
 from converter.mapping import COPY
 from converter.planning import Task
-from converter.storage import Reader, ReadError, storage_of
+from converter.storage import RESIDUE, Reader, ReadError, storage_of
 
 PIECE = 1 << 20
 """Bytes of each side that are compared at once: both stay in a core's cache."""
@@ -41,11 +42,13 @@ class StoredLeaf:
       source: the source array.
       opened: the leaf.
       order: the leaf's dimension of each of the source's dimensions.
+      place: where the leaf's chunks are objects of a store that knows their checksums; empty elsewhere.
     """
 
     source: Array
     opened: OpenArray
     order: tuple[int, ...]
+    place: str = ""
 
     @property
     def memory(self) -> int:
@@ -64,6 +67,8 @@ class StoredLeaf:
         source = self.source
         where, path = source.chunk_label(index), source.chunk_file(index)
         try:
+            if self.place and self._same_sums(path, index):
+                return True
             with storage_of(path).open(path) as chunk, closing(self._found(index)) as found:
                 return _same_bytes(chunk, found, source, where)
         except VerificationError:
@@ -73,21 +78,38 @@ class StoredLeaf:
         except OSError as error:
             raise SourceError(f"{where}: {path} cannot be read: {error.strerror or error}") from None
 
-    def _found(self, index: tuple[int, ...]) -> "_Bytes":
+    def _same_sums(self, path: str, index: tuple[int, ...]) -> bool:
+        """Whether what the stores know proves that a chunk is the source's: sizes, checksums, and its last four bytes.
+
+        The object is whole by its checksum, so that the last bytes are the CRC-32C of the rest: the source's, if both
+        have the same bytes.
+        """
+        target = self._target(index)
+        name = os.path.join(self.place, self.opened.array.chunk_key(target))
+        source, found = storage_of(path).stat(path), storage_of(name).stat(name)
+        if source.checksum is None or found.checksum != RESIDUE or found.size != source.size + CRC_BYTES:
+            return False
+        return self.opened.read_end(target, CRC_BYTES)[::-1] == source.checksum
+
+    def _target(self, index: tuple[int, ...]) -> tuple[int, ...]:
         place = [0] * len(index)
         for number, dim in zip(index, self.order, strict=True):
             place[dim] = number
+        return tuple(place)
+
+    def _found(self, index: tuple[int, ...]) -> "_Bytes":
+        place = self._target(index)
         array = self.opened.array
         if array.database_key is not None:
-            return _Value(self.opened.read_stored(tuple(place)))
-        path = array.chunk_file(tuple(place))
+            return _Value(self.opened.read_stored(place))
+        path = array.chunk_file(place)
         try:
             return _File(storage_of(path).open(path))
         except OSError as error:
             raise VerificationError(f"{path}: {error.strerror or error}") from None
 
 
-def stored_leaf(task: Task, opened: OpenArray | None) -> StoredLeaf | None:
+def stored_leaf(task: Task, opened: OpenArray | None, place: str = "") -> StoredLeaf | None:
     """The leaf of a task, if its metadata says that its chunks are the source's with a checksum behind them.
 
     Without a checksum, as where chunks were linked, only decoding shows damage that both sides share.
@@ -108,7 +130,9 @@ def stored_leaf(task: Task, opened: OpenArray | None) -> StoredLeaf | None:
         and (compressor is None or compressor.get("id") == "zstd")
     )
     order = tuple(permutation.index(dim) for dim in range(len(permutation)))
-    return StoredLeaf(source=source, opened=opened, order=order) if fits and _decodes_alike(task, opened) else None
+    if not fits or not _decodes_alike(task, opened):
+        return None
+    return StoredLeaf(source=source, opened=opened, order=order, place=place)
 
 
 def _decodes_alike(task: Task, opened: OpenArray) -> bool:

@@ -24,6 +24,9 @@ from converter.verification.result import FirstFaults
 from converter.verification.stored import StoredLeaf, stored_leaf
 from converter.work import ByteBudget, Progress, run_units
 
+STORE_JOBS = 32
+"""Chunks that are compared at once where stores are only asked for sizes and checksums."""
+
 _Block = tuple[Span, list[np.ndarray]]
 """Where a block lies, and its elements of each source."""
 
@@ -38,7 +41,12 @@ class ValueComparison:
     """
 
     def __init__(
-        self, plan: Plan, arrays: Mapping[str, OpenArray], fitted: Mapping[str, np.ndarray], progress: Progress
+        self,
+        plan: Plan,
+        arrays: Mapping[str, OpenArray],
+        fitted: Mapping[str, np.ndarray],
+        progress: Progress,
+        places: Mapping[str, str] | None = None,
     ):
         """Takes what is compared.
 
@@ -47,6 +55,7 @@ class ValueComparison:
           arrays: path to array, for each leaf that is compared.
           fitted: leaves whose expected values are not the source's but these.
           progress: notified of each block and each leaf.
+          places: path of a leaf to the URL below which its chunks are, where both sides are stores of objects.
         """
         self.comparisons = {path: LeafComparison() for path in arrays}
         self.broken = FirstFaults()
@@ -55,6 +64,7 @@ class ValueComparison:
         self._arrays = arrays
         self._fitted = fitted
         self._progress = progress
+        self._places = places or {}
         self._lock = threading.Lock()
 
     def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool) -> None:
@@ -76,13 +86,14 @@ class ValueComparison:
         self._progress.start(len(self._arrays), total)
         budget = ByteBudget(max_memory)
         if sample is None and not decode:
-            run_units(self._stored_units(budget), jobs)
+            run_units(self._stored_units(budget), STORE_JOBS if self._places else jobs)
         run_units(self._units(budget, sample), jobs)
 
     def _stored_units(self, budget: ByteBudget) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
             path = task.leaves[0].path
-            leaf = None if path in self._fitted else stored_leaf(task, self._arrays.get(path))
+            place = self._places.get(path, "")
+            leaf = None if path in self._fitted else stored_leaf(task, self._arrays.get(path), place)
             if leaf is None or leaf.memory > budget.limit:
                 continue
             self.stored.add(path)

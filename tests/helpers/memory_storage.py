@@ -18,8 +18,17 @@ from converter.storage import DIRECTORY, FILE, Blob, Reader
 class MemoryStorage:
     """Blobs by their URL."""
 
+    concurrency = 1
+    renames = False
+
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+
+    def pin(self, directory: str, *, described: bool = False) -> None:
+        """Nothing changes here."""
+
+    def release(self, directory: str) -> None:
+        """Nothing was pinned."""
 
     def load(self, directory: Path, url: str) -> None:
         """Takes the files of a local directory."""

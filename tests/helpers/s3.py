@@ -36,10 +36,10 @@ class S3:
         )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Variables with which boto3 and obstore use this store; TensorStore needs `kvstore`, which has its address."""
+        """Variables with which botocore uses this store; TensorStore needs `kvstore`, which has its address."""
         return {
             "AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nonexistent",
             "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent", "NO_PROXY": "127.0.0.1",
         }  # fmt: skip

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from converter.storage import STORAGES
+from converter.storage.s3 import S3Storage
 from tests.helpers import environments
 from tests.helpers.gcs import FakeGcs
 from tests.helpers.s3 import S3, Moto, SeaweedFs, weed
@@ -72,5 +74,6 @@ def missing(package: str) -> None:
 def _use(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setitem(STORAGES, "s3", S3Storage())
     yield server
     server.reset()

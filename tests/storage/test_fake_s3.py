@@ -63,10 +63,7 @@ def test_trees(s3: S3, tmp_path: Path) -> None:
     assert local_tree(tmp_path / "out") == local_tree(tmp_path / "in")
 
 
-def test_tensorstore_and_obstore(s3: S3) -> None:
-    import obstore
-    from obstore.store import S3Store
-
+def test_tensorstore(s3: S3) -> None:
     bucket = s3.make_bucket("bucket")
     values = np.arange(24, dtype="f4").reshape(6, 4)
     spec = {"driver": "zarr3", "kvstore": s3.kvstore(bucket, "array/")}
@@ -74,31 +71,6 @@ def test_tensorstore_and_obstore(s3: S3) -> None:
     metadata = {"shape": values.shape, "data_type": "float32", "chunk_grid": grid}
     ts.open({**spec, "metadata": metadata}, create=True).result().write(values).result()
     np.testing.assert_array_equal(ts.open(spec).result().read().result(), values)
-    store = S3Store(bucket)
-    listed = [one["path"] for page in obstore.list(store, prefix="array/") for one in page]
-    assert sorted(listed) == s3.names(bucket)
-    assert bytes(obstore.get(store, "array/zarr.json").bytes()) == s3.read(bucket, "array/zarr.json")
-    obstore.put(store, "new", b"1234", mode="create")
-    with pytest.raises(obstore.exceptions.AlreadyExistsError):
-        obstore.put(store, "new", b"5678", mode="create")
-    assert bytes(obstore.get_range(store, "new", start=1, length=2)) == b"23"
-
-
-def test_the_boto3_credentials_of_obstore(moto: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import obstore
-    from boto3.session import Session
-    from obstore.auth.boto3 import Boto3CredentialProvider
-    from obstore.store import S3Store
-
-    bucket = moto.make_bucket("bucket")
-    moto.put(bucket, "x", b"data")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = test\naws_secret_access_key = testtest\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    session = Session(profile_name="lab")
-    store = S3Store(bucket, credential_provider=Boto3CredentialProvider(session))
-    assert bytes(obstore.get(store, "x").bytes()) == b"data"
 
 
 def test_a_chunk_gets_its_tail_by_a_part_copy(seaweedfs: S3) -> None:

@@ -1,0 +1,383 @@
+"""The work area of a conversion into a store of objects, where nothing can be renamed.
+
+Chunks go straight to their places. What makes them a checkpoint comes last: `_METADATA`, and then the two commit
+markers that Orbax looks for in object stores. Beside the destination is a prefix with the journal, which says what is
+being made there, and with what is only needed meanwhile.
+
+There is no lock, and no process that others wait for. Names and contents of a conversion are the same for every run of
+it, each object is only written where nothing is, and carries the conversion's digest: equal runs help each other, a
+killed one is taken up after one listing, and another conversion is refused by the journal. The small files, which
+differ from run to run (times, random keys), are put into one object first: whichever run does so decides for all.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from converter.arrays import CHUNKS, Array, ObjectLeafStore
+from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, sum_record
+from converter.conversion.stage import SOURCE_FILES, STREAMS, Work, differences, stage_path
+from converter.errors import DestinationError
+from converter.planning import IN_STORE
+from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, storage_of, write_error
+
+ITEMS = "items"
+MARKER = "commit_success.txt"
+MANIFEST = "manifest.ocdbt"
+METADATA, STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
+
+MAX_JOURNAL_BYTES = 256 << 20
+MAX_BUNDLE_BYTES = 1 << 30
+
+MOVERS = 32
+"""Threads that only wait for the store, which passes chunks on by itself."""
+
+
+class ObjectStage(Work):
+    """See the module's docstring, and `stage.Stage` for what a stage is."""
+
+    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):
+        """Makes the local directory for metadata; `begin` comes next."""
+        self.storage = object_storage(destination)
+        self.destination = destination
+        self.root = stage_path(destination)
+        self.journal = f"{self.root}/journal.json"
+        self.store = store
+        self.step = str(step)
+        self.resumed = False
+        self.replaced = False
+        self._mark = Mark(conversion="", work_area=self.root)
+        self._found: dict[str, Blob] = {}
+        self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+        self._stores: dict[str, ObjectLeafStore] = {}
+        self._published = False
+        self._content: dict[str, Any] = {}
+        try:
+            self._local = tempfile.TemporaryDirectory(prefix="ax2mt-")
+        except OSError as error:
+            raise DestinationError(f"no directory can be made for metadata: {error.strerror}; set TMPDIR") from None
+
+    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> None:
+        """Joins a conversion that is under way or was interrupted, or starts a new one.
+
+        Args:
+          conversion: all that decides over the result, as JSON values.
+          fresh: throw away what an earlier run left.
+          overwrite: remove the checkpoint that is there.
+
+        Raises:
+          DestinationError: another conversion is under way; or something is there that is not ours to remove.
+        """
+        try:
+            self._mark = Mark(conversion=conversion_digest(conversion), work_area=self.root)
+            while not self._join_or_start(conversion, fresh=fresh, overwrite=overwrite):
+                pass
+        except OSError as error:
+            raise _refused(error, self.destination) from None
+
+    def _join_or_start(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> bool:
+        """One try; False where another run started meanwhile."""
+        journal, content = self._read()
+        same = content.get("conversion") == conversion
+        if journal and not fresh and not same and not _is_repaired(content, conversion):
+            raise DestinationError(
+                f"{self.root}: holds another conversion, interrupted or under way; --fresh starts over",
+                differences(content.get("conversion") or {}, conversion),
+            )
+        there = self._list()
+        keep = same and not fresh
+        finished = [name for name in there if name.rpartition("/")[2] == MARKER]
+        ours = {name for name, blob in there.items() if keep and blob.tags.get(CONVERSION) == self._mark.conversion}
+        others = there.keys() - ours
+        if others:
+            self._check_removable(there, others, content, fresh=fresh or bool(journal), overwrite=overwrite)
+        if journal and not keep:
+            self._clear_work_area(journal)
+            journal = None
+        replacing = bool(finished and others) or content.get("replacing", False)
+        if journal is None:
+            content = {"conversion": dict(conversion), "source_fault": False, "replacing": replacing}
+            try:
+                self.storage.put(self.journal, json.dumps(content).encode(), version=0)
+            except FileExistsError:
+                return False
+        self._content, self.resumed, self.replaced = content, bool(ours) or keep, bool(finished and others)
+        self._remove(there, others)
+        self._found = {f"{self.destination}/{name}": there[name] for name in ours}
+        return True
+
+    def _check_removable(
+        self, there: Mapping[str, Blob], others: set[str], content: Mapping[str, Any], *, fresh: bool, overwrite: bool
+    ) -> None:
+        """Refuses to remove what nobody asked to be removed."""
+        from converter.checkpoints import is_maxtext_checkpoint
+
+        place = self.destination
+        if overwrite and (content.get("replacing") or is_maxtext_checkpoint(place)):
+            return
+        if all(CONVERSION in there[name].tags for name in others) and not any(name.endswith(MARKER) for name in others):
+            if fresh:
+                return
+            raise DestinationError(f"{place}: holds parts of an interrupted conversion; --fresh removes them")
+        shown = ", ".join(sorted({name.partition("/")[0] for name in others})[:5])
+        if overwrite:
+            raise DestinationError(
+                f"{place}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
+                f"{CONFIG_NAME}, nothing else); found {shown}"
+            )
+        raise DestinationError(f"{place}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
+
+    def _remove(self, there: Mapping[str, Blob], names: set[str]) -> None:
+        """Removes objects in the versions that were listed, markers first: from then on there is no checkpoint."""
+        markers = sorted((name for name in names if name.endswith(MARKER)), key=lambda name: name.count("/"))
+        for name in markers:
+            self.storage.delete(there[name].name, there[name].version)
+
+        def remove(name: str) -> None:
+            # A run of the same conversion may have removed it already, and written its own.
+            with suppress(FileExistsError):
+                self.storage.delete(there[name].name, there[name].version)
+
+        self.storage.together(remove, sorted(names - set(markers)))
+
+    @property
+    def output(self) -> str:
+        """Where the checkpoint's small files take shape, on this machine."""
+        return os.path.join(self._local.name, "checkpoint")
+
+    def leaf_directory(self, leaf: Array) -> str:
+        return os.path.join(self._local.name, "leaves", self._leaf_name(leaf))
+
+    def _leaf_name(self, leaf: Array) -> str:
+        return f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
+
+    def _place(self, leaf: Array) -> str:
+        """Where a leaf's chunks are, below the directory of arrays."""
+        return self._leaf_name(leaf) + (f"/{CHUNKS}" if self.store == "ocdbt" else "")
+
+    def open_leaf(self, leaf: Array) -> ObjectLeafStore:
+        store = ObjectLeafStore(
+            leaf,
+            self.leaf_directory(leaf),
+            database_key=leaf_key(leaf.path) if self.store == "ocdbt" else None,
+            chunk_directory=f"{self.destination}/{self.step}/{ITEMS}/{self._place(leaf)}",
+            mark=self._mark,
+            found=self._found,
+        )
+        self._stores[leaf.path] = store
+        return store
+
+    def finish_leaves(
+        self,
+        leaves: Sequence[Array],
+        digests: Mapping[str, Mapping[tuple[int, ...], int | None]],  # noqa: ARG002
+    ) -> dict[str, dict[str, Any]]:
+        """Looks at all chunks by one listing, and writes what depends on all of them."""
+        try:
+            found = {f"{self.destination}/{name}": blob for name, blob in self._list().items()}
+            sealed = {leaf.path: (self._stores.get(leaf.path) or self.open_leaf(leaf)).seal(found) for leaf in leaves}
+        except OSError as error:
+            raise write_error(os.fspath(error.filename or self.destination), error) from None
+        places = {leaf.path: self._place(leaf) for leaf in leaves}
+        return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
+
+    def holds_work(self) -> bool:
+        return self.resumed or self.replaced or any(store.digests for store in self._stores.values())
+
+    def staged_bytes(self) -> int:
+        return sum(blob.size for blob in self._found.values())
+
+    def copiers(self, transfer: str) -> int:
+        return MOVERS if transfer == IN_STORE else STREAMS
+
+    def prepare(self) -> None:
+        """Nothing can stand in the way that was not seen before."""
+
+    def publish(self) -> None:
+        """Uploads the small files, in an order in which nothing that is there can be taken for more than it is.
+
+        Raises:
+          DestinationError: one cannot be written, or something else was written there.
+        """
+        try:
+            if not self._is_finished():
+                self._check_in_place()
+                files = self._share(_files(self.output))
+                if not self._is_finished():
+                    self._upload(files)
+        except OSError as error:
+            raise write_error(os.fspath(error.filename or self.destination), error) from None
+        self._published = True
+
+    def _upload(self, files: Mapping[str, bytes]) -> None:
+        groups: dict[int, list[str]] = {}
+        for name in files:
+            if name != f"{self.step}/{MARKER}":
+                groups.setdefault(self._rank(name), []).append(name)
+        for rank in sorted(groups):
+            if rank == LAST:
+                self._check_in_place()
+            put = lambda name: self.storage.put(  # noqa: E731
+                f"{self.destination}/{name}", files[name], mark=self._mark, version=0
+            )
+            self.storage.together(put, sorted(groups[rank]))
+        last = f"{self.step}/{MARKER}"
+        self.storage.put(f"{self.destination}/{last}", files[last], mark=self._mark, version=0)
+
+    def _rank(self, name: str) -> int:
+        """When a file is uploaded: what others point to first, the markers last."""
+        items = f"{self.step}/{ITEMS}"
+        order = (
+            (f"{items}/{MANIFEST}",),
+            (CONFIG_NAME, RECEIPT_NAME),
+            (f"{items}/{METADATA}",),
+            (f"{self.step}/{STEP_METADATA}",),
+            (f"{items}/{MARKER}",),
+        )
+        return next((number for number, names in enumerate(order, 2) if name in names), int(name.endswith(MANIFEST)))
+
+    def _share(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The small files that all runs of this conversion upload: those of the run that came first."""
+        place = f"{self.root}/files.zip"
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as bundle:
+            for name, data in files.items():
+                bundle.writestr(name, data)
+        try:
+            self.storage.put(place, packed.getvalue(), mark=self._mark, version=0)
+            return dict(files)
+        except FileExistsError:
+            pass
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.storage.read(place, MAX_BUNDLE_BYTES))) as bundle:
+                return {name: bundle.read(name) for name in bundle.namelist()}
+        except (FileNotFoundError, zipfile.BadZipFile):
+            if self._is_finished():
+                return dict(files)
+            raise
+
+    def _is_finished(self) -> bool:
+        """Whether a run of this conversion has put the last marker in its place."""
+        marker = self._stat(f"{self.destination}/{self.step}/{MARKER}")
+        return marker is not None and marker.tags.get(CONVERSION) == self._mark.conversion
+
+    def _check_in_place(self) -> None:
+        """Sees that nobody began something else here; an equal run may have tidied up already."""
+        _, content = self._read()
+        if content.get("conversion") == self._content["conversion"]:
+            return
+        if not content:
+            self.storage.put(self.journal, json.dumps(self._content).encode(), version=0)
+            return
+        raise DestinationError(f"{self.root}: another conversion was begun here meanwhile; give another destination")
+
+    def mark_source_fault(self) -> None:
+        with suppress(OSError, DestinationError):
+            journal, content = self._read()
+            if journal and content.get("conversion") == self._content["conversion"]:
+                changed = {**content, "source_fault": True}
+                self.storage.put(self.journal, json.dumps(changed).encode(), version=journal.version)
+
+    def remove(self) -> str:
+        """Removes the work area, the journal last; without a checkpoint in place, our chunks before it."""
+        problem = ""
+        try:
+            if not self._published and self._content:
+                there = self._list()
+                mine = {name for name, blob in there.items() if blob.tags.get(CONVERSION) == self._mark.conversion}
+                if not self._is_finished():
+                    self._remove(there, mine)
+            if self._content:
+                self._clear_work_area(self._stat(self.journal))
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}"
+        self.close()
+        return problem
+
+    def close(self) -> None:
+        self._local.cleanup()
+
+    def _clear_work_area(self, journal: Blob | None) -> None:
+        self.storage.abort_uploads(self.destination)
+        names = [name for blob in self.storage.walk(self.root) if (name := f"{self.root}/{blob.name}") != self.journal]
+        self.storage.together(self.storage.delete, names)
+        if journal:
+            with suppress(FileExistsError):
+                self.storage.delete(self.journal, journal.version)
+
+    def _read(self) -> tuple[Blob | None, dict[str, Any]]:
+        """The journal and what it says."""
+        journal = self._stat(self.journal)
+        if journal is None:
+            return None, {}
+        try:
+            data = self.storage.read(self.journal, MAX_JOURNAL_BYTES)
+        except FileNotFoundError:
+            return None, {}
+        return journal, parse_json(data, DestinationError, label=self.journal)
+
+    def _stat(self, name: str) -> Blob | None:
+        try:
+            return self.storage.stat(name)
+        except FileNotFoundError:
+            return None
+
+    def _list(self) -> dict[str, Blob]:
+        """All that is at the destination, by its name below it, under its URL."""
+        self.storage.release(self.destination)
+        found = (
+            replace(blob, name=f"{self.destination}/{blob.name}")
+            for blob in self.storage.walk(self.destination)
+            if not has_litter_in(blob.name)
+        )
+        return {blob.name.removeprefix(f"{self.destination}/"): blob for blob in self.storage.described(found)}
+
+
+LAST = 6
+"""The rank of the markers."""
+
+
+def finish_published_objects(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:
+    """Tidies up after a run that was killed when its checkpoint was in place; tells whether that was so."""
+    stage = ObjectStage(destination, "", (), step)
+    try:
+        _, content = stage._read()
+        stage._content, stage._published = content, True
+        stage._mark = Mark(conversion=conversion_digest(conversion), work_area=stage.root)
+        is_done = content.get("conversion") == conversion and stage._is_finished()
+        if is_done:
+            stage.remove()
+        return is_done
+    except OSError as error:
+        raise _refused(error, destination) from None
+    finally:
+        stage.close()
+
+
+def conversion_digest(conversion: Mapping[str, Any]) -> str:
+    """What objects carry of a conversion."""
+    return hashlib.sha256(json.dumps(conversion, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _is_repaired(content: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
+    """Whether the journal's run was stopped by the source, which is another now."""
+    found = content.get("conversion")
+    same = isinstance(found, dict) and {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
+    return same and content.get("source_fault") is True
+
+
+def _files(directory: str) -> dict[str, bytes]:
+    storage = storage_of(directory)
+    names = [blob.name for blob in storage.walk(directory) if blob.kind == "file" and not has_litter_in(blob.name)]
+    return {name: storage.read(os.path.join(directory, name), MAX_BUNDLE_BYTES) for name in names}
+
+
+def _refused(error: OSError, destination: str) -> DestinationError:
+    return DestinationError(f"{error.filename or destination}: {error.strerror or error}")

@@ -1,0 +1,388 @@
+"""What stores of objects have in common: all of `base.Storage`, made of the few requests that differ.
+
+A store of objects has no directories, no renames and no locks. It has listings that are never stale, versions to read
+by, and writes that only succeed where nothing is. Each request is retried where that helps (see `retries`); callers do
+not retry.
+"""
+
+# ruff: noqa: B027 - what a store of objects has no need of does nothing
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from crc32c import crc32c
+
+from converter.errors import UsageError
+from converter.storage.base import DIRECTORY, FILE, Blob, Limits, Mark, Publication, Reader, ReadError, Space, Writer
+from converter.storage.retries import Transient, retried
+from converter.storage.snapshot import Snapshot
+
+CONCURRENCY = 32
+"""Requests in flight: at 100 ms each, 320 a second."""
+
+COPY_SIZE = 1 << 20
+
+LONGEST_NAME = 1024
+"""Bytes of an object's name, in all stores that we know."""
+
+
+class Body(Protocol):
+    """The content that a request returns, from front to back."""
+
+    def readinto(self, room: Any, /) -> int | None:
+        """Puts the next bytes into memory; returns how many, 0 at the end. Raises `Transient`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the request, be it in the middle."""
+        ...
+
+
+class ObjectStorage(ABC):
+    """See `base.Storage`. Names are URLs: a scheme, a bucket, and an object's name."""
+
+    concurrency = CONCURRENCY
+    renames = False
+
+    def __init__(self) -> None:
+        self._snapshots: dict[str, Snapshot] = {}
+
+    # Requests. All of them retry.
+
+    @abstractmethod
+    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
+        """Objects whose URLs begin with a prefix, under their URLs, a page a request.
+
+        Args:
+          prefix: a bucket's URL with a slash behind it, and a beginning of names.
+          shallow: of names with a slash behind the prefix, only what is before it is listed, once, as a directory.
+          most: so many at most, where that saves work.
+        """
+
+    @abstractmethod
+    def head(self, name: str) -> Blob:
+        """An object without its content. Raises `FileNotFoundError` where none is."""
+
+    @abstractmethod
+    def get(self, name: str, start: int, stop: int | None, version: int | str | None) -> Body:
+        """Asks for the content of an object, once.
+
+        Args:
+          name: the object.
+          start: the first byte.
+          stop: behind the last byte; None for the end.
+          version: the one that is meant; None for whichever is there.
+
+        Raises:
+          Transient: the request is worth being sent again.
+          OSError: there is none, or another version; or it may not be read.
+        """
+
+    @abstractmethod
+    def put(self, name: str, data: bytes, *, mark: Mark | None = None, version: int | str | None = None) -> Blob:
+        """Writes a small object at once.
+
+        Args:
+          name: the object.
+          data: its content.
+          mark: whose it is.
+          version: what it replaces: a version, 0 for nothing, None for whatever is there.
+
+        Raises:
+          FileExistsError: something else is there.
+        """
+
+    @abstractmethod
+    def delete(self, name: str, version: int | str | None = None) -> None:
+        """Removes an object, or only that version of it; nothing is done where it is not there."""
+
+    @abstractmethod
+    def create(self, name: str, size: int = 0, mark: Mark | None = None) -> Writer: ...
+
+    @abstractmethod
+    def kvstore(self, directory: str) -> dict[str, Any]: ...
+
+    def moves(self, source: Reader) -> bool:
+        """Whether an open blob can be copied into this store without its bytes passing this machine."""
+        return isinstance(source, ObjectReader) and source.storage is self and source.blob.checksum is not None
+
+    def described(self, blobs: Iterable[Blob]) -> Iterable[Blob]:
+        """Listed objects with tags and checksums, where listings do not show them; what is gone is left out."""
+        return blobs
+
+    def abort_uploads(self, directory: str) -> int:  # noqa: ARG002
+        """Ends the uploads below a directory that nobody will finish, where the store keeps their parts; how many."""
+        return 0
+
+    # What is made of them.
+
+    def pin(self, directory: str, *, described: bool = False) -> None:
+        self.release(directory)
+        prefix = _below(directory)
+        blobs = self.described(self.objects(prefix)) if described else self.objects(prefix)
+        self._snapshots[prefix] = Snapshot(prefix, blobs)
+
+    def release(self, directory: str) -> None:
+        prefix = _below(directory)
+        for other in list(self._snapshots):
+            if other.startswith(prefix) or prefix.startswith(other):
+                self._snapshots.pop(other, None)
+
+    def resolve(self, name: str) -> str:
+        return name
+
+    def stat(self, name: str) -> Blob:
+        name = name.removesuffix("/.").rstrip("/")
+        if blob := self._file(name):
+            return blob
+        if self.is_directory(name):
+            return Blob(name=name, kind=DIRECTORY)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def exists(self, name: str) -> bool:
+        return self._file(name) is not None or self.is_directory(name)
+
+    def is_directory(self, name: str) -> bool:
+        prefix = _below(name)
+        snapshot = self._snapshot(name)
+        found = snapshot.below(prefix) if snapshot else self.objects(prefix, most=1)
+        return next(iter(found), None) is not None
+
+    def is_mount(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
+    def is_writable(self, directory: str) -> bool:  # noqa: ARG002
+        return True
+
+    def names(self, directory: str) -> "list[str]":
+        return [blob.name for blob in self.list(directory)]
+
+    def list(self, directory: str) -> Iterator[Blob]:
+        prefix = _below(directory)
+        snapshot = self._snapshot(directory)
+        found = list(snapshot.entries(prefix) if snapshot else self.objects(prefix, shallow=True))
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+        return _inside(prefix, found)
+
+    def walk(self, directory: str) -> Iterator[Blob]:
+        prefix = _below(directory)
+        snapshot = self._snapshot(directory)
+        return _inside(prefix, snapshot.below(prefix) if snapshot else self.objects(prefix))
+
+    def is_unfinished(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
+    def missing(self, names: Iterable[str]) -> "list[str]":
+        wanted = list(names)
+        found = self.together(self._file, wanted)
+        return [name for name, blob in zip(wanted, found, strict=True) if blob is None]
+
+    def read(self, name: str, limit: int) -> bytes:
+        with self.open(name) as file:
+            return file.read(limit) or b""
+
+    def open(self, name: str) -> "ObjectReader":
+        blob = self._file(name)
+        if blob is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return ObjectReader(self, blob)
+
+    def write(self, name: str, data: bytes, *, durable: bool = False) -> None:  # noqa: ARG002
+        self.put(name, data)
+
+    def link(self, source: str, name: str) -> None:  # noqa: ARG002
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+
+    def make_directory(self, directory: str) -> None:
+        """There are none."""
+
+    def remove(self, name: str) -> None:
+        """Removes an object and all below its name, several at once."""
+        self.release(name)
+        names = [blob.name for blob in self.objects(_below(name))]
+        self.together(self.delete, [*names, *([] if names else [name])])
+
+    def remove_empty(self, directory: str) -> None:
+        """There are no directories."""
+
+    def flush(self, directory: str) -> None:
+        """What was written is durable."""
+
+    def lock(self, name: str) -> Any:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), name)
+
+    def space(self, name: str) -> Space | None:  # noqa: ARG002
+        return None
+
+    def limits(self, name: str) -> Limits:  # noqa: ARG002
+        return Limits(name=LONGEST_NAME, blob=LONGEST_NAME, path=LONGEST_NAME)
+
+    def prepare(self, destination: str, work_area: str) -> None:
+        """Nothing can stand in the way that was not seen before."""
+
+    def publish(self, publication: Publication) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), publication.destination)
+
+    def is_published(self, publication: Publication) -> bool:  # noqa: ARG002
+        return False
+
+    def take_back(self, publication: Publication) -> None:
+        """Nothing was moved."""
+
+    def together(self, work: Callable[[Any], Any], items: "list[Any]") -> "list[Any]":
+        """Results of requests that are sent at once, in order."""
+        if len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(min(len(items), self.concurrency), "ax2mt-store") as pool:
+            return list(pool.map(work, items))
+
+    def _snapshot(self, name: str) -> Snapshot | None:
+        return next((one for one in list(self._snapshots.values()) if one.covers(name)), None)
+
+    def _file(self, name: str) -> Blob | None:
+        if snapshot := self._snapshot(name):
+            return snapshot.get(name)
+        try:
+            return self.head(name)
+        except FileNotFoundError:
+            return None
+
+
+class ObjectReader:
+    """An open object: one request for all of it, which is sent again from where it ended early; or ranges.
+
+    What is read from front to back is compared with the checksum that the store knows.
+    """
+
+    def __init__(self, storage: ObjectStorage, blob: Blob):
+        self.storage = storage
+        self.blob = blob
+        self._at = 0
+        self._sum = 0
+        self._body: Body | None = None
+
+    def __enter__(self) -> "ObjectReader":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def read(self, size: int = -1, /) -> bytes:
+        rest = self.blob.size - self._at
+        room = memoryview(bytearray(rest if size < 0 else min(size, rest)))
+        done = 0
+        while done < len(room) and (count := self.readinto(room[done:])):
+            done += count
+        return bytes(room[:done])
+
+    def readinto(self, room: Any, /) -> int:
+        view = memoryview(room).cast("B")
+        if not len(view) or self._at == self.blob.size:
+            return 0
+        count = retried(self.blob.name, lambda: self._read_some(view))
+        self._sum = crc32c(view[:count], self._sum)
+        self._at += count
+        if self._at == self.blob.size:
+            self.close()
+            if self.blob.checksum not in (None, self._sum.to_bytes(4, "big")):
+                raise OSError(errno.EIO, "its bytes were damaged on the way: they have another CRC-32C", self.blob.name)
+        return count
+
+    def read_range(self, start: int, count: int) -> bytes:
+        stop = min(start + count, self.blob.size)
+        if stop <= start:
+            return b""
+
+        def fetch() -> bytes:
+            body = self.storage.get(self.blob.name, start, stop, self.blob.version or None)
+            try:
+                return _all(body, stop - start)
+            finally:
+                body.close()
+
+        return retried(self.blob.name, fetch)
+
+    def size(self) -> int:
+        return self.blob.size
+
+    def close(self) -> None:
+        """Ends the request that is under way."""
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def _read_some(self, view: memoryview) -> int:
+        try:
+            if self._body is None:
+                self._body = self.storage.get(self.blob.name, self._at, None, self.blob.version or None)
+            count = self._body.readinto(view)
+            if not count:
+                raise Transient(f"the connection ended after {self._at} of {self.blob.size} bytes")
+            return count
+        except Transient:
+            self.close()
+            raise
+
+
+def copy_bytes(source: Reader, look: Callable[[memoryview], None], take: Callable[[memoryview], None]) -> None:
+    """Streams a blob into a writer and shows every piece; see `base.Writer.copy_from`.
+
+    Raises:
+      ReadError: the source cannot be read, or became shorter.
+      OSError: `take` failed.
+    """
+    size, done = source.size(), 0
+    room = memoryview(bytearray(min(COPY_SIZE, size)))
+    while done < size:
+        try:
+            count = source.readinto(room[: size - done])
+        except OSError as error:
+            raise ReadError(f"cannot be read: {error.strerror}") from None
+        if not count:
+            raise ReadError(f"became shorter while it was read ({done} of {size} bytes)")
+        done += count
+        look(room[:count])
+        take(room[:count])
+    if source.size() != size:
+        raise ReadError("changed its size while it was read")
+
+
+def needs_extra(extra: str, url_scheme: str, error: ImportError) -> UsageError:
+    """What to install for a kind of URL."""
+    package = (error.name or "a package").partition(".")[0]
+    return UsageError(f"{url_scheme}:// URLs need {package}: pip install 'axlearn2maxtext[{extra}]'")
+
+
+def split_url(name: str) -> tuple[str, str]:
+    """Bucket and object name of a URL."""
+    bucket, _, rest = name.partition("://")[2].partition("/")
+    return bucket, rest
+
+
+def _below(directory: str) -> str:
+    return directory.removesuffix("/.").rstrip("/") + "/"
+
+
+def _inside(prefix: str, blobs: Iterable[Blob]) -> Iterator[Blob]:
+    """Blobs under their names below a prefix; without the empty objects that stand for directories in some tools."""
+    for blob in blobs:
+        name = blob.name.removeprefix(prefix)
+        if name and not (blob.kind == FILE and name.endswith("/")):
+            yield Blob(
+                name=name, kind=blob.kind, size=blob.size, version=blob.version, checksum=blob.checksum,
+                storage_class=blob.storage_class, tags=blob.tags,
+            )  # fmt: skip
+
+
+def _all(body: Body, count: int) -> bytes:
+    room, done = memoryview(bytearray(count)), 0
+    while done < count:
+        got = body.readinto(room[done:])
+        if not got:
+            raise Transient(f"the connection ended after {done} of {count} bytes")
+        done += got
+    return bytes(room)
