@@ -66,7 +66,9 @@ RECORD = {"kind": "stored", "xxh3": "0" * 32, "chunks": 4}
 
 def test_records_travel_in_the_custom_metadata() -> None:
     records = {"params.a": RECORD, "params.b": stored_record({})}
-    entry = metadata_entry(records, fits={"qk_norm": "fit"}, settings={"rope_max_timescale": 7})
+    entry = metadata_entry(
+        records, fits={"qk_norm": "fit"}, settings={"rope_max_timescale": 7}, tree="params", state=None
+    )
     assert recorded_fits(entry, {"qk_norm", "other"}) == {"qk_norm"}
     assert recorded_settings(entry) == {"rope_max_timescale": 7}
     assert (recorded_fits(None, {"qk_norm"}), recorded_settings({"ax2mt": []}), is_recorded({"ax2mt": {}})) == (

@@ -1,6 +1,7 @@
 """The law of the schedule: MaxText's flags give AXLearn's learning rate for every update, whatever the constants."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ def maxtext(count: np.ndarray, length: int, fraction: float, alpha: float) -> np
 
 def learner(warmup: int, end: int, alpha: float = 0.005) -> Learner:
     told = {"warmup_steps": warmup, "max_step": end, "alpha": alpha}
-    return Learner(**{name: Constant(value=value, origin="test") for name, value in told.items()})
+    constants: dict[str, Any] = {name: Constant(value=value, origin="test") for name, value in told.items()}
+    return Learner(**constants)
 
 
 def largest_error(warmup: int, end: int, step: int, alpha: float = 0.005) -> float:
