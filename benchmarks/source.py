@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -47,17 +47,36 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Array:
-    """One tensor of the source; `name` is its path below its tree."""
+    """One tensor of the source; `name` is its path below its tree.
+
+    A moment with a `turn` has the values of its parameter, turned by so many chunks along the turned axis: its chunks are
+    links to those of the parameter, which takes no time to make.
+    """
 
     name: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     tree: str = MODEL
+    turn: int = 0
 
     @property
     def key(self) -> str:
         """What its values are made from: a parameter and its moments have different ones."""
-        return self.name if self.tree == MODEL else f"{self.tree}/{self.name}"
+        return self.name if self.tree == MODEL or self.turn else f"{self.tree}/{self.name}"
+
+    @property
+    def turned_axis(self) -> int | None:
+        """The first axis but the last one with three chunks or more: for the parameter and both moments."""
+        lengths = list(zip(self.shape, self.chunks, strict=True))[:-1]
+        return next(
+            (axis for axis, (size, chunk) in enumerate(lengths) if size >= 3 * chunk and size % chunk == 0), None
+        )
+
+    def block(self, box: Box) -> np.ndarray:
+        """The values of a block of a formula source."""
+        axis = self.turned_axis if self.turn else None
+        turned = None if axis is None else (axis, self.turn * self.chunks[axis])
+        return expected_block(self.key, self.shape, box, turned)
 
     @property
     def parameters(self) -> int:
@@ -121,7 +140,11 @@ def formula_source(path: Path, sizes: Sizes | None = None, *, state: bool = Fals
 
 def with_moments(arrays: list[Array]) -> list[Array]:
     """The tensors, and a moment of either kind for each."""
-    return [replace(array, tree=tree) for tree in (MODEL, *MOMENTS.values()) for array in arrays]
+    return [
+        replace(array, tree=tree, turn=turn if array.turned_axis is not None else 0)
+        for turn, tree in enumerate((MODEL, *MOMENTS.values()))
+        for array in arrays
+    ]
 
 
 def memory_source(path: Path, array_bytes: int, *, one_chunk: bool, random: bool) -> Path:
@@ -138,7 +161,7 @@ def memory_source(path: Path, array_bytes: int, *, one_chunk: bool, random: bool
     return sized_source(path, sizes) if random else formula_source(path, sizes)
 
 
-def expected_block(name: str, shape: tuple[int, ...], box: Box) -> np.ndarray:
+def expected_block(name: str, shape: tuple[int, ...], box: Box, turned: tuple[int, int] | None = None) -> np.ndarray:
     """The values of a block of a formula source.
 
     Each array has one random row; a leading index takes a window of it that starts at a hash of that index. Elements
@@ -148,11 +171,15 @@ def expected_block(name: str, shape: tuple[int, ...], box: Box) -> np.ndarray:
       name: the tensor's `key`.
       shape: shape of the whole tensor.
       box: start and stop of the block in each dimension.
+      turned: an axis, and the elements that all values are turned by along it.
     """
     period, row = _row(name, shape[-1])
     leading = np.zeros((1,) * (len(shape) - 1), np.uint64)
     for axis, ((start, stop), size) in enumerate(zip(box[:-1], shape[:-1], strict=True)):
-        index = np.arange(start, stop, dtype=np.uint64).reshape([-1 if i == axis else 1 for i in range(len(shape) - 1)])
+        index = np.arange(start, stop, dtype=np.uint64)
+        if turned is not None and turned[0] == axis:
+            index = (index + np.uint64(turned[1])) % np.uint64(size)
+        index = index.reshape([-1 if i == axis else 1 for i in range(len(shape) - 1)])
         leading = leading * np.uint64(size) + index
     mixed = (leading + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     offsets = ((mixed ^ (mixed >> np.uint64(29))) % np.uint64(period)).astype(np.intp)
@@ -181,16 +208,22 @@ def _build(path: Path, sizes: Sizes, values: str, *, state: bool = False) -> Pat
     shutil.rmtree(path, ignore_errors=True)
     arrays = with_moments(envy_arrays(sizes)) if state else envy_arrays(sizes)
     jobs: list[tuple[Path, Array, Box, str]] = []
+    links: list[tuple[Path, Path]] = []
     for array in arrays:
         directory = step / "gda" / array.tree / array.name
         directory.mkdir(parents=True)
         (directory / ".zarray").write_text(json.dumps(_zarray(array)))
         grid = (range(-(-n // c)) for n, c in zip(array.shape, array.chunks, strict=True))
         for key in product(*grid):
+            if array.turn:
+                links.append((step / "gda" / MODEL / array.name / _turned(array, key), directory / _key(key)))
+                continue
             box = tuple((k * c, (k + 1) * c) for k, c in zip(key, array.chunks, strict=True))
-            jobs.append((directory / ".".join(map(str, key)), array, box, values))
+            jobs.append((directory / _key(key), array, box, values))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         list(pool.map(_write_chunk, jobs))
+    for source, target in links:
+        os.link(source, target)
     entries = [[f"{a.tree}/{a.name}", {"dtype": "float32", "shape": str(a.shape)}] for a in arrays]
     for name in COUNTS if state else ():
         _write_count(step / "gda" / name)
@@ -198,6 +231,18 @@ def _build(path: Path, sizes: Sizes, values: str, *, state: bool = False) -> Pat
     (step / "index").write_text(json.dumps([["step", STEP], *sorted(entries, key=lambda entry: str(entry[0]))]))
     marker.write_text(stamp)
     return step
+
+
+def _key(place: Iterable[int]) -> str:
+    return ".".join(map(str, place))
+
+
+def _turned(array: Array, place: tuple[int, ...]) -> str:
+    """The parameter's chunk that a chunk of its moment is."""
+    axis = array.turned_axis
+    assert axis is not None
+    count = array.shape[axis] // array.chunks[axis]
+    return _key((number + array.turn) % count if dim == axis else number for dim, number in enumerate(place))
 
 
 def _write_count(directory: Path) -> None:
@@ -227,7 +272,7 @@ def _write_chunk(job: tuple[Path, Array, Box, str]) -> None:
         compressor = zstandard.ZstdCompressor(level=1).compressobj(size=4 * count)
         if values == "formula":
             for part in _slabs(box):
-                file.write(compressor.compress(expected_block(array.key, array.shape, part).data.cast("B")))
+                file.write(compressor.compress(array.block(part).data.cast("B")))
         else:
             seed = int(values.removeprefix("random-"))
             for start in range(0, count, RANDOM_PIECE):

@@ -28,7 +28,6 @@ from benchmarks.source import (
     Box,
     Sizes,
     envy_arrays,
-    expected_block,
     formula_source,
     with_moments,
 )
@@ -58,24 +57,24 @@ def targets(array: Array, heads: int) -> list[tuple[str, str, int]]:
 def expected_target(array: Array, kind: str, first_head: int, box: Box) -> np.ndarray:
     """A block of a MaxText leaf from the formula alone, using none of the converter's code."""
     if kind == "same":
-        return expected_block(array.key, array.shape, box)
+        return array.block(box)
     if kind == "out":
         heads, repeats, head_dim, embed = box
-        return expected_block(array.key, array.shape, (repeats, embed, heads, head_dim)).transpose(2, 0, 3, 1)
+        return array.block((repeats, embed, heads, head_dim)).transpose(2, 0, 3, 1)
     # The layer axis is the source's first and MaxText's second.
     halves = kind == "halves"
     if halves and len(box) == 2:
-        whole = expected_block(array.key, array.shape, (box[1], (0, array.shape[1]))).T
+        whole = array.block((box[1], (0, array.shape[1]))).T
         start, stop = box[0]
         return np.concatenate([whole[0::2], whole[1::2]])[start:stop]
     moved = [box[1], box[0], *box[2:]]
     if "qkv_proj" in array.name:
         moved[2] = (moved[2][0] + first_head, moved[2][1] + first_head)
     if not halves:
-        return np.swapaxes(expected_block(array.key, array.shape, tuple(moved)), 0, 1)
+        return np.swapaxes(array.block(tuple(moved)), 0, 1)
     start, stop = moved[-1]
     moved[-1] = (0, array.shape[-1])
-    whole = np.swapaxes(expected_block(array.key, array.shape, tuple(moved)), 0, 1)
+    whole = np.swapaxes(array.block(tuple(moved)), 0, 1)
     return np.concatenate([whole[..., 0::2], whole[..., 1::2]], axis=-1)[..., start:stop]
 
 
