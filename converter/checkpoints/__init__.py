@@ -52,7 +52,7 @@ from converter.checkpoints.train_state import (
     Optimizer,
     step_directory,
 )
-from converter.checkpoints.trainer_config import trained_learner
+from converter.checkpoints.trainer_config import TrainerConfig, read_trainer_config
 
 __all__ = [
     "ADAMW",
@@ -76,6 +76,7 @@ __all__ = [
     "Origin",
     "StagedLeaf",
     "Target",
+    "TrainerConfig",
     "check_alone",
     "check_order",
     "check_pair",
@@ -97,6 +98,7 @@ __all__ = [
     "orbax_problems",
     "read_receipt",
     "read_records",
+    "read_trainer_config",
     "recorded_fits",
     "recorded_mapping",
     "recorded_settings",
@@ -105,7 +107,6 @@ __all__ = [
     "step_directory",
     "stored_record",
     "train_command",
-    "trained_learner",
     "whole_config",
     "write_receipt",
 ]

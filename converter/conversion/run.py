@@ -188,7 +188,7 @@ def _finish(conversion: Conversion, stage: Stage, written: Written, committer: C
     entry = metadata_entry(
         records,
         fits={name: states[name] for name in table.fits},
-        settings=plan.settings,
+        settings={**plan.configuration.read, **plan.settings},
         tree=plan.tree,
         state=_state_record(plan),
     )

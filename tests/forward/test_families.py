@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if name not in known:
             family, target = FAMILIES[name], tmp_path_factory.mktemp("made") / "out"
             options = make_options(untie=family.tied, qk_norm="fit" if family.fit else "plain")
-            convert(Request(str(AXLEARN / name), str(target), options, settings=family.settings), Silent())
+            convert(Request(str(AXLEARN / name), str(target), options), Silent())
             known[name] = target
         return known[name]
 
@@ -71,7 +71,7 @@ def difference(found: np.ndarray, name: str) -> float:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_axlearn(name: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     family = FAMILIES[name]
-    source = computed(AXLEARN / name, name, tmp_path, settings=family.settings)
+    source = computed(AXLEARN / name, name, tmp_path)
     assert difference(source, name) < family.rounding
     assert difference(computed(made(name), name, tmp_path), name) < family.rounding
 
