@@ -1,4 +1,4 @@
-"""Reads the configuration that AXLearn's launcher writes beside the checkpoints: its lines, and the learner's constants.
+"""Reads what AXLearn's launcher writes beside the checkpoints: its lines, and from them the learner's constants.
 
     <trainer dir>/trainer_config
     <trainer dir>/checkpoints/step_00000100/

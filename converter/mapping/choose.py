@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from converter.errors import Ax2mtError, MappingError
-from converter.mapping.match import Match, Shape, join, match_table, matches
 from converter.mapping.learner import TRAINER_CONFIG
+from converter.mapping.match import Match, Shape, join, match_table, matches
 from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
 from converter.mapping.trained import Line, read_model
 

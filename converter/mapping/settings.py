@@ -53,7 +53,8 @@ class Configuration:
     def assumptions(self) -> tuple[str, ...]:
         """What the user has to know about assumed values, one line each."""
         return tuple(
-            f"{key}={value_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: --set {key}=VALUE"
+            f"{key}={value_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: "
+            f"--set {key}=VALUE"
             for key, why in self.assumed.items()
         )
 
@@ -209,7 +210,9 @@ def _check_flags(settings: Sequence[str], flags: TrainingFlags) -> None:
         flag, mark, _ = setting.partition("=")
         constants = " and ".join(PREFIX + name for name in FOLLOWING.get(flag, ()))
         if not constants:
-            advice = f"is {value_text(flags.values[flag])} in AXLearn's update rule; for another training, edit maxtext.yml"
+            advice = (
+                f"is {value_text(flags.values[flag])} in AXLearn's update rule; for another training, edit maxtext.yml"
+            )
         else:
             advice = f"follows from {constants}; set {'that' if ' and ' not in constants else 'those'} instead"
         if not mark or flag not in flags.values:
@@ -345,8 +348,7 @@ def _known(table: MappingTable, recorded: Mapping[str, Any], base: Mapping[str, 
     return {
         key: value
         for key, value in recorded.items()
-        if key in free
-        and (value in free[key].words.values() if key not in base else type(value) is type(base[key]))
+        if key in free and (value in free[key].words.values() if key not in base else type(value) is type(base[key]))
     }
 
 

@@ -151,7 +151,9 @@ def _unexpected(match: Match, lines: Mapping[str, Line]) -> tuple[str, ...]:
         for path, value in _found((pattern,), lines).items():
             if not any(value == due and isinstance(value, bool) == isinstance(due, bool) for due in values):
                 due = " or ".join(map(repr, values))
-                wrong.append(f"{_shown(path, value)}, but mapping '{match.table.name}' describes models with {due} only")
+                wrong.append(
+                    f"{_shown(path, value)}, but mapping '{match.table.name}' describes models with {due} only"
+                )
     return tuple(wrong)
 
 

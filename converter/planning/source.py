@@ -14,8 +14,8 @@ from converter.checkpoints import (
     TrainerConfig,
     check_source,
     open_checkpoint,
-    recorded_fits,
     read_trainer_config,
+    recorded_fits,
 )
 from converter.choices import TREES
 from converter.errors import MappingError, SourceError, UsageError
@@ -143,7 +143,14 @@ def open_source(
     if state is not None and not metadata_only:
         check_counts(state, arrays, checkpoint.directory)
     return Source(
-        checkpoint, place.shown(checkpoint.directory), match, arrays, stored, parameter_tree(match, tree), state, trained
+        checkpoint,
+        place.shown(checkpoint.directory),
+        match,
+        arrays,
+        stored,
+        parameter_tree(match, tree),
+        state,
+        trained,
     )
 
 

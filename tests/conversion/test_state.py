@@ -162,7 +162,11 @@ REFUSED: dict[str, tuple[Change, int, str]] = {
     "no mu": (without(f"{PLAIN_CHAIN}/mu"), 3, "found learner/optimizer/1/0/nu but no learner/optimizer/1/0/mu"),
     "trace": (sgd, 3, "found learner/optimizer/0/trace (23 of 23 parameters)"),
     "adafactor": (adafactor, 3, "found learner/optimizer/0/v_row (1 of"),
-    "adafactor by name": (adafactor, 3, "holds the state of Adafactor, which no optimizer of MaxText can continue from"),
+    "adafactor by name": (
+        adafactor,
+        3,
+        "holds the state of Adafactor, which no optimizer of MaxText can continue from",
+    ),
     "adastar by name": (adastar, 3, "holds the state of AdaStar, which no optimizer of MaxText can continue from"),
     "momentum by name": (sgd, 3, "holds the state of SGD with momentum, which no optimizer of MaxText can"),
     "a moment leaf": (without(NU), 3, f"the first is {NU}"),

@@ -294,9 +294,7 @@ def test_published_learners_of_other_families(name: str) -> None:
         for leaf in row.targets
         if not leaf.endswith(("/scale", "/embedding", "gate/kernel", "logits_dense/kernel"))
     ]
-    assert learner.update_scales.value == (
-        {leaf.partition("/")[2]: scale for leaf in scaled} if scale != 1 else {}
-    )
+    assert learner.update_scales.value == ({leaf.partition("/")[2]: scale for leaf in scaled} if scale != 1 else {})
 
 
 def test_an_optimizer_that_maxtext_does_not_have_is_named() -> None:

@@ -98,7 +98,7 @@ def test_the_dtype_of_the_training() -> None:
 
 
 WRONG = {
-    "other values": ((f"{EPS}: 1e-05", f"{EPS}: 1e-06"), f"{EPS} is 1e-06 and model.decoder.transformer.layer.feed_for"),
+    "other values": ((f"{EPS}: 1e-05", f"{EPS}: 1e-06"), f"{EPS} is 1e-06 and model.decoder.transformer.layer"),
     "no number": ((f"{THETA}: 10000.0", f"{THETA}: 'ten'"), f"{THETA} is 'ten', expected a whole number"),
     "no whole number": ((f"{THETA}: 10000.0", f"{THETA}: 0.5"), f"{THETA} is 0.5, expected a whole number"),
     "beyond any": ((f"{THETA}: 10000.0", f"{THETA}: 1e300"), f"{THETA} is 1e+300, expected a whole number"),
