@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from converter.mapping.table import MODEL, TRAINING, Case, ConfigRule, ConfigValue
+from converter.mapping.table import MODEL, TRAINING, Case, ConfigRule, Expected
 from converter.mapping.toml import Section
 
 
@@ -58,16 +58,21 @@ def _lines(section: Section, key: str, value: Mapping[str, Any]) -> dict[str, An
     return {"trainer_config": tuple(patterns), "words": words}
 
 
-def read_expected(section: Section) -> Mapping[str, tuple[ConfigValue, ...]]:
-    """[trainer_config]: patterns of lines, with the values that these may have."""
-    expected: dict[str, tuple[ConfigValue, ...]] = {}
-    for pattern in list(section.values):
-        value = section.values.pop(pattern)
-        values = tuple(value) if isinstance(value, list) else (value,)
-        if not values or not all(isinstance(entry, bool | int | float | str) for entry in values):
-            section.fail(f"{pattern} must be a value or a list of values, found {value!r}", pattern)
-        expected[pattern] = values
-    return expected
+def read_expected(section: Section) -> tuple[Expected, ...]:
+    """[trainer_config]: patterns of lines with the values that these may have."""
+    return tuple(_expected(section, pattern) for pattern in list(section.values))
+
+
+def _expected(section: Section, pattern: str) -> Expected:
+    """A value, a list of values, or `{ value = ..., note = "..." }`."""
+    entry = section.values.pop(pattern)
+    fields = entry if isinstance(entry, dict) else {"value": entry}
+    value, note = fields.get("value"), fields.get("note", "")
+    values = tuple(value) if isinstance(value, list) else (value,)
+    right = bool(values) and all(isinstance(one, bool | int | float | str) for one in values)
+    if not right or not isinstance(note, str) or not set(fields) <= {"value", "note"}:
+        section.fail(f"{pattern} must be a value, a list of values or {{ value, note }}, found {entry!r}", pattern)
+    return Expected(pattern, values, note)
 
 
 def _case(section: Section, key: str, case: object, like: object) -> Case:

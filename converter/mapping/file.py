@@ -109,7 +109,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     learner, optimizer = _guarded(read_learner, top.subtable("learner")) or ({}, "")
-    expected = _guarded(read_expected, top.subtable("trainer_config")) or {}
+    expected = _guarded(read_expected, top.subtable("trainer_config")) or ()
     name, title = top.text("name"), top.text("title", required=False)
     groups = _read_groups(top)
     top.no_more()

@@ -228,6 +228,21 @@ class ConfigRule:
         return self.constant is None and not (self.size or self.has or self.unless or self.layout)
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What lines of a training's own configuration have to say.
+
+    Attributes:
+      pattern: of their paths, see `trained`.
+      values: those that they may have.
+      note: what users have to know where a line has another value; empty where that is another model.
+    """
+
+    pattern: str
+    values: tuple[ConfigValue, ...]
+    note: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticRule:
     """What the source's model computes with and no tensor shows: each a number, or the [config] key that has it.
@@ -267,7 +282,7 @@ class MappingTable:
       groups: headings of the parameter report in their order; other groups follow in the order of the rows.
       learner: constants of the learner that trained the family's models, by the names of `learner.BOUNDS`.
       optimizer: the optimizer that trained them, where MaxText has none like it; empty for AdamW.
-      expected: patterns of lines of a training's own configuration, see `trained`, with the values that they may have.
+      expected: what a training's own configuration has to say beside the keys of [config].
     """
 
     name: str
@@ -286,7 +301,7 @@ class MappingTable:
     models: tuple[PublishedModel, ...]
     learner: Mapping[str, Number] = field(default_factory=dict)
     optimizer: str = ""
-    expected: Mapping[str, tuple[ConfigValue, ...]] = field(default_factory=dict)
+    expected: tuple[Expected, ...] = ()
 
     @property
     def fits(self) -> frozenset[str]:

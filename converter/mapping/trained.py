@@ -37,7 +37,7 @@ class TrainedModel:
       values: key of MaxText's configuration to its value, of the keys that a user may set too.
       evidence: key to the line that says it.
       problems: key to why its lines cannot be true of the checkpoint.
-      notes: why lines about the training are not used, one line each.
+      notes: what users have to know of lines about the training, one line each.
       unexpected: lines that no model of the family has.
     """
 
@@ -77,8 +77,14 @@ def read_model(match: Match, lines: Mapping[str, Line]) -> TrainedModel:
             problems[rule.key] = problem
         elif rule.set:
             values[rule.key] = next(value for value in read.values() if value is not None)
-    unexpected = _unexpected(match, lines)
-    return TrainedModel(values=values, evidence=evidence, problems=problems, notes=tuple(notes), unexpected=unexpected)
+    unexpected, known = _unexpected(match, lines)
+    return TrainedModel(
+        values=values,
+        evidence=evidence,
+        problems=problems,
+        notes=(*notes, *known),
+        unexpected=tuple(unexpected),
+    )
 
 
 def line_matches(pattern: str, path: str) -> bool:
@@ -95,7 +101,7 @@ def line_matches(pattern: str, path: str) -> bool:
     return path.startswith(first) and path.endswith(parts[-1]) and len(path) - len(parts[-1]) >= at
 
 
-def _found(patterns: tuple[str, ...], lines: Mapping[str, Line]) -> dict[str, Line]:
+def _found(patterns: tuple[str, ...], lines: Mapping[str, Line]) -> Mapping[str, Line]:
     """The lines of the first pattern that has any, without those that are None."""
     for pattern in patterns:
         found = {path: value for path, value in lines.items() if value is not None and line_matches(pattern, path)}
@@ -144,17 +150,21 @@ def _contradiction(
     return f"{line}, but mapping '{match.table.name}' describes models with {due} only"
 
 
-def _unexpected(match: Match, lines: Mapping[str, Line]) -> tuple[str, ...]:
-    """Lines with another value than the table expects."""
+def _unexpected(match: Match, lines: Mapping[str, Line]) -> tuple[list[str], list[str]]:
+    """Lines that no model of the family has, and those that users have to know about, one text each."""
     wrong: list[str] = []
-    for pattern, values in match.table.expected.items():
-        for path, value in _found((pattern,), lines).items():
-            if not any(value == due and isinstance(value, bool) == isinstance(due, bool) for due in values):
-                due = " or ".join(map(repr, values))
-                wrong.append(
-                    f"{_shown(path, value)}, but mapping '{match.table.name}' describes models with {due} only"
-                )
-    return tuple(wrong)
+    notes: dict[str, str] = {}
+    for expected in match.table.expected:
+        for path, value in _found((expected.pattern,), lines).items():
+            if any(value == due and isinstance(value, bool) == isinstance(due, bool) for due in expected.values):
+                continue
+            if expected.note:
+                notes.setdefault(expected.pattern, f"{TRAINER_CONFIG}: {_shown(path, value)}: {expected.note}")
+                continue
+            due = " or ".join(map(repr, expected.values))
+            describes = f"mapping '{match.table.name}' describes models with {due} only"
+            wrong.append(f"{_shown(path, value)}, but {describes}")
+    return wrong, list(notes.values())
 
 
 def _expected(rule: ConfigRule, match: Match) -> str:

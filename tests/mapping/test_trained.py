@@ -24,6 +24,7 @@ from converter.mapping import (
     read_model,
 )
 from converter.mapping.file import parse_mapping
+from converter.mapping.table import Expected
 from tests.conftest import AXLEARN, DATA, Cli
 from tests.helpers.families import read_tensors
 
@@ -143,6 +144,9 @@ def test_experts_by_the_class_of_the_gating() -> None:
     })  # fmt: skip
     text = (DATA / "trainer_config" / "micro-hybrid-unrolled").read_text()
     assert configure(envy, lines=parse_trainer_config(text.encode()).lines).read["num_experts_per_tok"] == 2
+    note = configure(envy, lines=parse_trainer_config(text.encode()).lines).notes[0]
+    assert "train_capacity_factor is " in note
+    assert "AXLearn leaves out tokens of experts that are over this capacity" in note
     other = text.replace("mixture_of_experts.Top2Gating", "mixture_of_experts.TopKGating")
     with pytest.raises(MappingError, match=r"gating\.klass is 'axlearn.*TopKGating', expected 'axlearn.*Top2Gating'"):
         configure(envy, lines=parse_trainer_config(other.encode()).lines)
@@ -152,7 +156,9 @@ def test_experts_by_the_class_of_the_gating() -> None:
 
 def test_it_decides_between_tables_that_fit() -> None:
     fuji = find_mapping("fuji")
-    twin = replace(fuji, name="twin", expected={"model.decoder.*norm.klass": ("axlearn.common.layers.LayerNorm",)})
+    twin = replace(
+        fuji, name="twin", expected=(Expected("model.decoder.*norm.klass", ("axlearn.common.layers.LayerNorm",)),)
+    )
     shapes = {path: values.shape for path, values in read_tensors(FUJI).items()}
     lines = parse_trainer_config(text_of(FUJI).encode()).lines
     found = choose_table([twin, fuji], shapes, lines=lines)
@@ -200,7 +206,7 @@ FAULTS = {
     'x = { value = 1, words = { a = 1 } }': "words needs trainer_config",
     'x = { value = 1, trainer_config = [2] }': "must be a text or a list of texts",
     'x = { layout = "scanned", trainer_config = "x" }': "trainer_config goes with value or size",
-    'x = 1\n[trainer_config]\n"a" = []': "must be a value or a list of values",
+    'x = 1\n[trainer_config]\n"a" = []': "must be a value, a list of values or",
 }  # fmt: skip
 
 
