@@ -55,7 +55,7 @@ from converter.checkpoints.train_state import (
     Optimizer,
     step_directory,
 )
-from converter.checkpoints.trainer_config import trained_learner
+from converter.checkpoints.trainer_config import TrainerConfig, read_trainer_config
 
 __all__ = [
     "ADAMW",
@@ -80,6 +80,7 @@ __all__ = [
     "Origin",
     "StagedLeaf",
     "Target",
+    "TrainerConfig",
     "check_alone",
     "check_order",
     "check_pair",
@@ -103,6 +104,7 @@ __all__ = [
     "orbax_problems",
     "read_receipt",
     "read_records",
+    "read_trainer_config",
     "recorded_fits",
     "recorded_mapping",
     "recorded_settings",
@@ -112,7 +114,6 @@ __all__ = [
     "stored_record",
     "sum_record",
     "train_command",
-    "trained_learner",
     "whole_config",
     "write_receipt",
 ]

@@ -81,7 +81,8 @@ def metadata_entry(
     Args:
       records: leaf key to record.
       fits: name to "plain" or "fit" for each fit of the mapping table: whether values were fitted by it.
-      settings: keys of MaxText's configuration that the user set: facts about the source that its tensors do not show.
+      settings: keys of MaxText's configuration that the user or the training's own configuration set: facts about the
+        source that its tensors do not show.
       tree: what became the parameters: AXLearn's, or their average.
       state: what is to be known of the training state; None where only parameters were converted.
     """

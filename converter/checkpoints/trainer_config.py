@@ -1,4 +1,4 @@
-"""Reads the learner's constants from the configuration that AXLearn's launcher writes beside the checkpoints.
+"""Reads what AXLearn's launcher writes beside the checkpoints: its lines, and from them the learner's constants.
 
     <trainer dir>/trainer_config
     <trainer dir>/checkpoints/step_00000100/
@@ -84,31 +84,50 @@ _AUX_LOSS = "aux_loss_regex"
 _DROPOUT = re.compile(r"model\..*dropout(_rate|\.rate)")
 
 
-def trained_learner(step_directory: str) -> TrainedLearner | None:
-    """What the configuration of a step's training says of its learner.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """What a training's own configuration says.
+
+    Attributes:
+      learner: the constants of the learner, and what of the file is not understood.
+      lines: path to value of every line.
+    """
+
+    learner: TrainedLearner
+    lines: Mapping[str, Value] = field(default_factory=dict)
+
+
+def read_trainer_config(step_directory: str) -> TrainerConfig | None:
+    """Reads the configuration of a step's training.
 
     Args:
       step_directory: a step, below its trainer directory or that directory's `checkpoints`.
 
     Returns:
-      The learner's constants and what is not understood of them; None where no configuration is there.
+      What it says; None where no configuration is there.
     """
     for place in _places(step_directory):
         storage = storage_of(place)
         try:
             if storage.stat(place).kind != FILE:  # to read a pipe would wait for a writer
                 continue
-            return parse_learner(storage.read(place, MAX_BYTES + 1))
+            return parse_trainer_config(storage.read(place, MAX_BYTES + 1))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            return TrainedLearner(problems=(f"{place} cannot be read: {error.strerror}",))
+            return TrainerConfig(learner=TrainedLearner(problems=(f"{place} cannot be read: {error.strerror}",)))
     return None
 
 
-def parse_learner(data: bytes) -> TrainedLearner:
-    """The learner's constants in the text of a `trainer_config`."""
+def parse_trainer_config(data: bytes) -> TrainerConfig:
+    """Reads the text of a `trainer_config`."""
     lines, problems = _lines(data)
+    learner = _learner(lines, problems)
+    return TrainerConfig(learner=learner, lines={path: _parse(text) for path, text in lines.items()})
+
+
+def _learner(lines: Mapping[str, str], problems: list[str]) -> TrainedLearner:
+    """The learner's constants."""
     reading = _Reading(lines, problems)
     reading.read()
     problems = [f"{TRAINER_CONFIG}: {problem}" for problem in reading.problems]

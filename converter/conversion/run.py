@@ -212,7 +212,7 @@ def _finish(conversion: Conversion, stage: Work, written: Written, committer: Co
     entry = metadata_entry(
         records,
         fits={name: states[name] for name in table.fits},
-        settings=plan.settings,
+        settings={**plan.configuration.read, **plan.settings},
         tree=plan.tree,
         state=_state_record(plan),
     )

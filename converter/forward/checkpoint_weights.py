@@ -4,19 +4,30 @@ Both sides are read through the same rows. On AXLearn's side a row's axis expres
 role is, and in which order its axes lie; on MaxText's the leaf is in the order of the role already.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from converter.arrays import ArrayReader
 from converter.axes import AxisMap, Branch, Product
-from converter.checkpoints import Target, recorded_fits, recorded_mapping, recorded_settings
+from converter.checkpoints import (
+    CONFIG_NAME,
+    Target,
+    load_config,
+    recorded_fits,
+    recorded_mapping,
+    recorded_settings,
+    same_value,
+)
 from converter.errors import MappingError, SourceError
 from converter.forward.views import View
 from converter.forward.weights import Weights, layer_view
 from converter.mapping import (
     LAYER_AXIS,
     LAYER_FIELD,
+    TRAINING,
     Fit,
     LayerLayout,
     MappingTable,
@@ -25,6 +36,7 @@ from converter.mapping import (
     load_bundled,
 )
 from converter.planning import Source
+from converter.storage import is_file
 
 
 def axlearn_weights(source: Source) -> Weights:
@@ -111,7 +123,8 @@ def converting_table(target: Target) -> tuple[MappingTable, tuple[str, ...]]:
     tables = load_bundled()
     name, digest = recorded_mapping(target.root)
     if not name:
-        return fitting_table(tables, target), ()
+        found = _fitting_tables(tables, target)
+        return (found[0], ()) if len(found) == 1 else _decide(found, target)
     named = [table for table in tables if table.name == name]
     if not named:
         raise MappingError(
@@ -134,15 +147,54 @@ def fitting_table(tables: Sequence[MappingTable], target: Target) -> MappingTabl
     Raises:
       MappingError: none has, or several have; the message names the leaves in which the nearest one differs.
     """
+    fitting = _fitting_tables(tables, target)
+    if len(fitting) > 1:
+        raise _undecided(fitting, target)
+    return fitting[0]
+
+
+def _decide(tables: Sequence[MappingTable], target: Target) -> tuple[MappingTable, tuple[str, ...]]:
+    """The one of several tables whose constants maxtext.yml has, with a note that says so.
+
+    Raises:
+      MappingError: there is no maxtext.yml, or it decides for none or for several.
+    """
+    file = os.path.join(target.root, CONFIG_NAME)
+    found = load_config(file, SourceError) if is_file(file) else {}
+    against = {table.name: _other_constants(table, found) for table in tables}
+    left = [table for table in tables if not against[table.name]]
+    if len(left) != 1:
+        raise _undecided(tables, target)
+    names = ", ".join(table.name for table in tables)
+    reasons = "; ".join(f"{key} is {found[key]}" for keys in against.values() for key in keys[:1])
+    return left[0], (f"the mappings {names} have these leaves; {CONFIG_NAME} decided for {left[0].name}: {reasons}",)
+
+
+def _other_constants(table: MappingTable, found: Mapping[str, Any]) -> list[str]:
+    """The keys that have no value which models of a table have."""
+    return [
+        rule.key
+        for rule in table.config
+        if rule.constant is not None
+        and rule.set != TRAINING
+        and rule.key in found
+        and not any(same_value(found[rule.key], value) for value in (rule.constant, *(c.value for c in rule.cases)))
+    ]
+
+
+def _undecided(tables: Sequence[MappingTable], target: Target) -> MappingError:
+    names = ", ".join(table.name for table in tables)
+    return MappingError(f"{target.root}: several mappings have its leaves: {names}; name one with --mapping")
+
+
+def _fitting_tables(tables: Sequence[MappingTable], target: Target) -> list[MappingTable]:
+    """The tables whose MaxText side has all weights of a checkpoint, and no others; raises where none has."""
     unknown = {table.name: _unknown_leaves(table, target) for table in tables}
     missing = {table.name: _missing_leaves(table, target) for table in tables}
     misfits = {name: [*unknown[name], *missing[name]] for name in unknown}
     fitting = [table for table in tables if not misfits[table.name]]
-    if len(fitting) == 1:
-        return fitting[0]
     if fitting:
-        names = ", ".join(table.name for table in fitting)
-        raise MappingError(f"{target.root}: several mappings have its leaves: {names}; name one with --mapping")
+        return fitting
     nearest = min(misfits, key=lambda name: len(misfits[name]), default="")
     raise MappingError(
         f"{target.root}: no mapping has its leaves (compared: {', '.join(misfits) or 'none'}); "

@@ -139,10 +139,15 @@ def open_model(
     idle = next((setting for setting in settings if is_of_training(setting, table)), "")
     if idle:
         raise UsageError(f"--set {idle}: the constants of the training change no logits; drop the option")
-    made = configure(source.match, settings, recorded=recorded)
+    lines = source.trained.lines if source.trained is not None else None
+    made = configure(source.match, settings, recorded=recorded, lines=lines)
     weights = replace(weights, notes=(*weights.notes, *made.assumptions))
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
-    changes = (f"{key}={made.settings[key]}" for key in arithmetic_keys(table) if key in made.settings)
+    changes = (
+        f"{key}={made.keys[key]} ({made.origins[key]})"
+        for key in arithmetic_keys(table)
+        if key in made.settings or key in made.read
+    )
     return Model(weights, semantics, AXLEARN, table, f"AXLearn's '{table.name}'{_with(changes)}")
 
 

@@ -33,6 +33,7 @@ from converter.mapping.table import (
     MappingTable,
     TensorRow,
 )
+from converter.mapping.trained import Line, TrainedModel, line_matches, read_model
 from converter.mapping.trees import EMA, PARAMS, Tree, moved_row
 from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, ValueRule
 
@@ -65,6 +66,7 @@ __all__ = [
     "Fit",
     "LayerLayout",
     "Learner",
+    "Line",
     "MappingTable",
     "Match",
     "MatchedRow",
@@ -72,6 +74,7 @@ __all__ = [
     "Shape",
     "TensorRow",
     "TrainedLearner",
+    "TrainedModel",
     "Tree",
     "ValueRule",
     "arithmetic_keys",
@@ -85,6 +88,7 @@ __all__ = [
     "is_bundled",
     "is_of_training",
     "join",
+    "line_matches",
     "load_bundled",
     "load_mapping",
     "match_table",
@@ -94,6 +98,7 @@ __all__ = [
     "needed_patches",
     "parse_setting",
     "published_shapes",
+    "read_model",
     "schedule_count",
     "schedule_form",
     "source_arithmetic",

@@ -2,10 +2,13 @@
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from converter.errors import Ax2mtError, MappingError
+from converter.mapping.learner import TRAINER_CONFIG
 from converter.mapping.match import Match, Shape, join, match_table, matches
 from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
+from converter.mapping.trained import Line, read_model
 
 MAX_TENSORS = 20_000
 """Tensors of a checkpoint that are looked at to explain why no table fits; no model has as many."""
@@ -14,8 +17,19 @@ MAX_FINDINGS = 12
 """Findings of the nearest table that are shown."""
 
 
-def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], options: Collection[str] = ()) -> Match:
+def choose_table(
+    tables: Sequence[MappingTable],
+    shapes: Mapping[str, Shape],
+    options: Collection[str] = (),
+    lines: Mapping[str, Line] | None = None,
+) -> Match:
     """Finds the one table that fits a checkpoint.
+
+    Args:
+      tables: those to choose from.
+      shapes: path to shape of every tensor.
+      options: those that are wanted.
+      lines: the training's own configuration, which decides between tables that fit the tensors.
 
     Raises:
       MappingError: no table fits (with what the nearest one lacks or has too much, or the reason that a table gives for
@@ -31,8 +45,7 @@ def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], op
     if len(fits) == 1:
         return fits[0]
     if fits:
-        names = ", ".join(match.table.name for match in fits)
-        raise MappingError(f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping")
+        return _decide(fits, lines or {})
     count, shapes = len(shapes), dict(itertools.islice(shapes.items(), MAX_TENSORS))
     refused = refusals(tables, shapes)
     if refused:
@@ -44,6 +57,22 @@ def choose_table(tables: Sequence[MappingTable], shapes: Mapping[str, Shape], op
         "write your own table and pass it with --mapping FILE",
         _nearest(tables, misfits, shapes),
     )
+
+
+def _decide(fits: Sequence[Match], lines: Mapping[str, Line]) -> Match:
+    """The one of several matches that the training's configuration does not contradict, with a note that says so."""
+    names = ", ".join(match.table.name for match in fits)
+    against = {match.table.name: read_model(match, lines).contradictions for match in fits}
+    left = [match for match in fits if not against[match.table.name]]
+    if len(left) != 1:
+        raise MappingError(
+            f"{len(fits)} mappings fit the checkpoint: {names}; name one with --mapping",
+            [f"{name}: not by {TRAINER_CONFIG}: {found[0]}" for name, found in against.items() if found],
+        )
+    (match,) = left
+    reasons = "; ".join(found[0] for found in against.values() if found)
+    note = f"the mappings {names} fit the tensors; {TRAINER_CONFIG} decided for {match.table.name}: {reasons}"
+    return replace(match, notes=(*match.notes, note))
 
 
 def refusals(tables: Sequence[MappingTable], shapes: Mapping[str, Shape]) -> list[RefuseRow]:

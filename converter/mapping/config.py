@@ -1,3 +1,6 @@
+"""The keys of MaxText's configuration by the rules of a table, and what a model can have as their values."""
+
+from collections.abc import Mapping
 from typing import Any
 
 from converter.errors import MappingError
@@ -11,7 +14,7 @@ def model_config(match: Match) -> dict[str, Any]:
     Raises:
       MappingError: layers differ in something that MaxText configures once for all layers.
     """
-    return {rule.key: _value(rule, match) for rule in match.table.config}
+    return {rule.key: _value(rule, match) for rule in match.table.config if not rule.read_only}
 
 
 def value_origin(rule: ConfigRule, match: Match) -> str:
@@ -56,3 +59,27 @@ def _has(rule: ConfigRule, match: Match) -> bool:
             f"some layers are {rule.has}, others {', '.join(sorted(mixed))}; MaxText has one {rule.key} for all layers"
         )
     return rule.has in match.kinds
+
+
+def impossible(rule: ConfigRule, match: Match, keys: Mapping[str, Any]) -> str:
+    """Why no model can have a key's value; empty where it can."""
+    value = keys[rule.key]
+    given = f"{rule.key}={value_text(value)}"
+    if rule.read_only and value not in rule.words.values():
+        return f"{given}: expected one of {', '.join(map(value_text, dict.fromkeys(rule.words.values())))}"
+    if rule.above is not None and not value > rule.above:
+        return f"{given}: expected a number above {value_text(rule.above)}"
+    if rule.at_least is not None and not value >= rule.at_least:
+        return f"{given}: expected a number of at least {value_text(rule.at_least)}"
+    for axis in filter(None, (rule.at_most, rule.divides)):
+        size = match.sizes.get(axis)
+        if size is not None and axis == rule.at_most and value > size:
+            return f"{given}: expected at most {size}, the checkpoint's {axis}"
+        if size is not None and axis == rule.divides and size % value:
+            return f"{given}: expected a divisor of {size}, the checkpoint's {axis}"
+    return ""
+
+
+def value_text(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from converter.errors import MappingError
 from converter.location import locate
 from converter.mapping.bundled import table_names, table_path
+from converter.mapping.config_rows import read_config, read_expected
 from converter.mapping.rows import (
     read_arithmetic,
     read_choice,
-    read_config,
     read_drop,
     read_learner,
     read_model,
@@ -109,6 +109,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     config = _guarded(read_config, top.subtable("config"))
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     learner, optimizer = _guarded(read_learner, top.subtable("learner")) or ({}, "")
+    expected = _guarded(read_expected, top.subtable("trainer_config")) or ()
     name, title = top.text("name"), top.text("title", required=False)
     groups = _read_groups(top)
     top.no_more()
@@ -133,6 +134,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         models=models,
         learner=learner,
         optimizer=optimizer,
+        expected=expected,
     )
 
 

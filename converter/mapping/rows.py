@@ -7,17 +7,14 @@ from collections.abc import Mapping
 
 from converter.axes import Expression, ExpressionError
 from converter.dtypes import ITEM_SIZES
+from converter.mapping.config_rows import is_constant
 from converter.mapping.constants import BOUNDS
 from converter.mapping.roles import RANKS, TOP
 from converter.mapping.table import (
     LAYER_FIELD,
-    MODEL,
-    TRAINING,
     WEIGHT_DTYPES,
     ArithmeticRule,
-    Case,
     Choice,
-    ConfigRule,
     DropRow,
     LayerLayout,
     Marker,
@@ -219,79 +216,10 @@ def read_arithmetic(section: Section) -> ArithmeticRule:
         if field.default is not dataclasses.MISSING and field.name not in section.values:
             continue
         value = section.take(field.name, (int, float, str), "a number, or the name of a [config] key")
-        if isinstance(value, bool) or (not isinstance(value, str) and not _is_constant(value)):
+        if isinstance(value, bool) or (not isinstance(value, str) and not is_constant(value)):
             section.fail(f"{field.name} must be a finite number, or the name of a [config] key", field.name)
         values[field.name] = value
     return ArithmeticRule(**values)
-
-
-def read_config(section: Section) -> tuple[ConfigRule, ...]:
-    """[config]: the keys of the model configuration."""
-    return tuple(_config_rule(section, key) for key in list(section.values))
-
-
-def _config_rule(section: Section, key: str) -> ConfigRule:
-    value = section.values.pop(key)
-    if not isinstance(value, dict):
-        _check_constant(section, key, value)
-        return ConfigRule(key, constant=value)
-    unknown = [name for name, entry in value.items() if not _fits(entry, _CONFIG_FIELDS.get(name))]
-    found = set(value) & _CONFIG_SOURCES
-    if unknown or (len(found) != 1 and found != {"has", "unless"}):
-        section.fail(f"{key} must be a value or one rule of size, has, unless, layout, value; found {value!r}", key)
-    fields = dict(value)
-    if "value" in fields:
-        _check_constant(section, key, fields["value"])
-        fields["constant"] = fields.pop("value")
-    if fields.get("set", MODEL) not in (MODEL, TRAINING) or ("set" in fields and "constant" not in fields):
-        section.fail(f"{key}: set must be {MODEL!r} or {TRAINING!r}, and needs a value; found {value!r}", key)
-    bounded = set(fields) & {"above", "at_least", "at_most", "divides"}
-    if bounded and not ("size" in fields or _fits(fields.get("constant"), (int, float))):
-        section.fail(f"{key}: {', '.join(sorted(bounded))} need a number; found {value!r}", key)
-    if ("cases" in fields or "why" in fields) and "constant" not in fields:
-        section.fail(f"{key}: cases and why need a value; found {value!r}", key)
-    if "otherwise" in fields and "size" not in fields:
-        section.fail(f"{key}: otherwise needs a size; found {value!r}", key)
-    cases = tuple(_case(section, key, case, fields["constant"]) for case in fields.pop("cases", ()))
-    return ConfigRule(key, **fields, cases=cases)
-
-
-def _case(section: Section, key: str, case: object, like: object) -> Case:
-    """`{ when = "kind", sizes = { axis = 4 }, value = 1, why = "..." }`."""
-    fields = case if isinstance(case, dict) else {}
-    sizes = fields.get("sizes", {})
-    kinds = {"when": str, "sizes": dict, "value": (int, float) if _fits(like, (int, float)) else type(like), "why": str}
-    right = all(_fits(entry, kinds.get(name)) for name, entry in fields.items()) and "value" in fields
-    if not right or not fields.keys() & {"when", "sizes"} or not all(type(size) is int for size in sizes.values()):
-        section.fail(
-            f"{key}: a case must be {{ when = KIND or sizes = {{ AXIS = NUMBER }}, value = ..., why = TEXT }}, with a "
-            f"value like {like!r}; found {case!r}",
-            key,
-        )
-    return Case(**fields)
-
-
-_CONFIG_SOURCES = frozenset({"size", "has", "unless", "layout", "value"})
-"""Where a key's value comes from: one of these."""
-
-_CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
-    "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
-    "at_most": str, "divides": str, "note": str, "cases": list, "why": str, "otherwise": str,
-}  # fmt: skip
-
-
-def _fits(value: object, kind: type | tuple[type, ...] | None) -> bool:
-    """Whether a value of the file is of that kind; true and false are no numbers."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if isinstance(value, bool):
-        return bool in kinds
-    return kind is not None and isinstance(value, kind)
-
-
-def _check_constant(section: Section, key: str, value: object) -> None:
-    if not _is_constant(value):
-        section.fail(f"{key} must be a number, a text, true or false, or a list of texts", key)
 
 
 def _target_path(section: Section, path: str, key: str) -> None:
@@ -300,11 +228,3 @@ def _target_path(section: Section, path: str, key: str) -> None:
         section.fail(
             f"{key}: {path[:200]!r} is not a path; expected words of letters, digits, _ and - joined by /", key
         )
-
-
-def _is_constant(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(entry, str) for entry in value)
-    if isinstance(value, int | float):
-        return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
-    return isinstance(value, str)

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from converter.errors import MappingError, UsageError
-from converter.mapping.config import matching_case, model_config, value_origin
+from converter.mapping.config import impossible, matching_case, model_config, value_origin, value_text
 from converter.mapping.constants import BOUNDS
-from converter.mapping.learner import BY_USER, PREFIX, Learner, TrainedLearner, find_learner
+from converter.mapping.learner import BY_USER, PREFIX, TRAINER_CONFIG, Learner, TrainedLearner, find_learner
 from converter.mapping.match import Match
 from converter.mapping.table import MODEL, TRAINING, ConfigRule, MappingTable, Number
 from converter.mapping.toml import suggestion
+from converter.mapping.trained import Line, TrainedModel, misfit, read_model
 from converter.mapping.training import FLAGS, FOLLOWING, TrainingFlags, training_flags
 from converter.words import option_flag
 
@@ -31,6 +32,7 @@ class Configuration:
     Attributes:
       keys: every key with its value.
       settings: what the user set: keys with the same value, and constants of the learner behind "learner.".
+      read: keys that the training's own configuration has the value of.
       origins: key to where its value comes from.
       learner: that of the source's training.
       comments: what maxtext.yml has to say of the training flags, one line each.
@@ -40,6 +42,7 @@ class Configuration:
 
     keys: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     learner: Learner = field(default_factory=Learner)
     comments: tuple[str, ...] = ()
@@ -50,7 +53,8 @@ class Configuration:
     def assumptions(self) -> tuple[str, ...]:
         """What the user has to know about assumed values, one line each."""
         return tuple(
-            f"{key}={_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: --set {key}=VALUE"
+            f"{key}={value_text(self.keys[key])} is assumed, as no tensor shows it: {why}; another value: "
+            f"--set {key}=VALUE"
             for key, why in self.assumed.items()
         )
 
@@ -71,6 +75,7 @@ def configure(
     *,
     recorded: Mapping[str, Any] | None = None,
     trained: TrainedLearner | None = None,
+    lines: Mapping[str, Line] | None = None,
     step: int | None = None,
     optimizer: str = "adamw",
 ) -> Configuration:
@@ -82,55 +87,80 @@ def configure(
       recorded: keys that were set when the checkpoint was converted, see `recorded_settings`; those that the table
         does not let a user set are left out.
       trained: what the training's own configuration says of its learner; None where there is none.
+      lines: that configuration; what a user set counts more.
       step: the training step; None where it is not known.
       optimizer: MaxText's `opt_type`.
 
     Raises:
       UsageError: a setting has another form, contradicts the tensors, or makes an impossible model.
-      MappingError: the table's own values make an impossible model of these tensors.
+      MappingError: the table's own values, or the training's configuration, make an impossible model of these tensors.
     """
+    said = read_model(match, lines or {})
     model = [text for text in settings if not is_of_training(text, match.table)]
-    keys, chosen = _model_keys(match, model, recorded or {})
+    keys, chosen = _model_keys(match, model, recorded or {}, said)
     given = {**_known_constants(recorded or {}), **_given_constants(settings)}
     learner, problems = find_learner(match, given, trained, strict=bool(settings))
     flags = training_flags(learner, step, optimizer)
     _check_flags([text for text in settings if text not in model and not text.startswith(PREFIX)], flags)
-    origins = {rule.key: BY_USER if rule.key in chosen else value_origin(rule, match) for rule in match.table.config}
+    read = {key: value for key, value in said.values.items() if key not in chosen}
+    origins = {rule.key: value_origin(rule, match) for rule in match.table.config if rule.key in keys}
+    origins |= {**dict.fromkeys(read, TRAINER_CONFIG), **dict.fromkeys(chosen, BY_USER)}
     missing = _missing_note(learner, flags)
     return Configuration(
         keys={**keys, **{flag: value for flag, value in flags.values.items() if flag not in keys}},
         settings={**chosen, **{PREFIX + name: value for name, value in given.items()}},
+        read=read,
         origins={**flags.origins, **origins},
         learner=learner,
         comments=(*flags.comments, *problems, *missing),
-        notes=(*problems, *missing),
-        assumed={rule.key: why for rule in match.table.config if rule.key not in chosen and (why := _why(rule, match))},
+        notes=(*said.notes, *_overridden(model, keys, said), *problems, *missing),
+        assumed={
+            rule.key: why
+            for rule in match.table.config
+            if rule.key not in {*chosen, *read} and (why := _why(rule, match))
+        },
     )
 
 
 def _model_keys(
-    match: Match, settings: Sequence[str], recorded: Mapping[str, Any]
+    match: Match, settings: Sequence[str], recorded: Mapping[str, Any], said: TrainedModel
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The table's keys with their values, and those of them that were set; raises as `configure`."""
     base = model_config(match)
     earlier = _known(match.table, recorded, base)
-    keys = override_config({**base, **earlier}, settings)
+    examples = {rule.key: next(iter(rule.words.values())) for rule in match.table.config if rule.read_only}
     named = {text.partition("=")[0] for text in settings}
-    rules = match.table.config
+    known = {**base, **said.values, **earlier}
+    keys = override_config(known | {key: value for key, value in examples.items() if key not in known}, settings)
+    keys = {key: value for key, value in keys.items() if key in known or key in named}
+    rules = [rule for rule in match.table.config if rule.key in keys]
     against = {rule.key: _contradiction(rule, match, base, keys[rule.key]) for rule in rules}
     wrong = [line for line in against.values() if line]
     possible = [rule for rule in rules if not against[rule.key]]
-    impossible = [(rule, line) for rule in possible if (line := _impossible(rule, match, keys))]
-    wrong += [f"--set {line}" for rule, line in impossible if rule.key in named]
+    absurd = [(rule, line) for rule in possible if (line := impossible(rule, match, keys))]
+    wrong += [f"--set {line}" for rule, line in absurd if rule.key in named]
     if wrong:
         more = f"{len(wrong)} settings contradict the checkpoint"
         raise UsageError(wrong[0] if len(wrong) == 1 else more, wrong if len(wrong) > 1 else ())
-    if impossible:
+    problems = [problem for key, problem in said.problems.items() if key not in {*earlier, *named}]
+    if problems or said.unexpected:
+        raise misfit((*problems, *said.unexpected))
+    if absurd:
         raise MappingError(
-            f"mapping '{match.table.name}': {impossible[0][1]}",
-            [line for _, line in impossible[1:]] + _way_out([rule for rule, _ in impossible]),
+            f"mapping '{match.table.name}': {absurd[0][1]}",
+            [line for _, line in absurd[1:]] + _way_out([rule for rule, _ in absurd]),
         )
     return keys, {key: keys[key] for key in keys if key in {*earlier, *named}}
+
+
+def _overridden(settings: Sequence[str], keys: Mapping[str, Any], said: TrainedModel) -> tuple[str, ...]:
+    """Where the user's values replace others that the training's configuration has."""
+    named = dict.fromkeys(text.partition("=")[0] for text in settings)
+    return tuple(
+        f"--set {key}={value_text(keys[key])} replaces what {TRAINER_CONFIG} says: {said.evidence[key]}"
+        for key in named
+        if key in said.problems or (key in said.values and said.values[key] != keys[key])
+    )
 
 
 def is_of_training(setting: str, table: MappingTable) -> bool:
@@ -180,7 +210,9 @@ def _check_flags(settings: Sequence[str], flags: TrainingFlags) -> None:
         flag, mark, _ = setting.partition("=")
         constants = " and ".join(PREFIX + name for name in FOLLOWING.get(flag, ()))
         if not constants:
-            advice = f"is {_text(flags.values[flag])} in AXLearn's update rule; for another training, edit maxtext.yml"
+            advice = (
+                f"is {value_text(flags.values[flag])} in AXLearn's update rule; for another training, edit maxtext.yml"
+            )
         else:
             advice = f"follows from {constants}; set {'that' if ' and ' not in constants else 'those'} instead"
         if not mark or flag not in flags.values:
@@ -312,8 +344,12 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
 
 def _known(table: MappingTable, recorded: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The recorded settings that the table lets a user set; a record is somebody else's file."""
-    free = {rule.key for rule in table.config if rule.set}
-    return {key: value for key, value in recorded.items() if key in free and type(value) is type(base[key])}
+    free = {rule.key: rule for rule in table.config if rule.set}
+    return {
+        key: value
+        for key, value in recorded.items()
+        if key in free and (value in free[key].words.values() if key not in base else type(value) is type(base[key]))
+    }
 
 
 def _why(rule: ConfigRule, match: Match) -> str:
@@ -324,10 +360,10 @@ def _why(rule: ConfigRule, match: Match) -> str:
 
 def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], value: Any) -> str:
     """Why a key cannot have a value that the user gave; empty where it can."""
-    due = base[rule.key]
-    if rule.set or value == due:
+    if rule.set or value == base[rule.key]:
         return ""
-    setting, needed = f"--set {rule.key}={_text(value)}", f"{rule.key}={_text(due)}"
+    due = base[rule.key]
+    setting, needed = f"--set {rule.key}={value_text(value)}", f"{rule.key}={value_text(due)}"
     if rule.size:
         return f"{setting}: contradicts the checkpoint's tensors, which have {needed}; drop the option"
     if rule.has and not (rule.unless and rule.has in match.kinds):  # else it is the option that decides
@@ -341,27 +377,5 @@ def _contradiction(rule: ConfigRule, match: Match, base: Mapping[str, Any], valu
     return f"{setting}: mapping '{match.table.name}' describes models with {needed} only; drop the option"
 
 
-def _impossible(rule: ConfigRule, match: Match, keys: Mapping[str, Any]) -> str:
-    """Why no model can have a key's value; empty where it can."""
-    value = keys[rule.key]
-    given = f"{rule.key}={_text(value)}"
-    if rule.above is not None and not value > rule.above:
-        return f"{given}: expected a number above {_text(rule.above)}"
-    if rule.at_least is not None and not value >= rule.at_least:
-        return f"{given}: expected a number of at least {_text(rule.at_least)}"
-    for axis in filter(None, (rule.at_most, rule.divides)):
-        size = match.sizes.get(axis)
-        if size is not None and axis == rule.at_most and value > size:
-            return f"{given}: expected at most {size}, the checkpoint's {axis}"
-        if size is not None and axis == rule.divides and size % value:
-            return f"{given}: expected a divisor of {size}, the checkpoint's {axis}"
-    return ""
-
-
 def _way_out(rules: Sequence[ConfigRule]) -> list[str]:
     return [f"if the model has another {rule.key}, give --set {rule.key}=VALUE" for rule in rules if rule.set == MODEL]
-
-
-def _text(value: Any) -> str:
-    """A value as one writes it on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

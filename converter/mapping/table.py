@@ -197,6 +197,9 @@ class ConfigRule:
       note: why it has this value, for maxtext.yml.
       cases: other values, for some checkpoints; the first that applies counts.
       why: what the constant is assumed from; empty where every model of the family has it.
+      trainer_config: patterns of the lines of a training's own configuration that hold the value, see `trained`; the
+        first with a line counts.
+      words: what texts in these lines mean; empty where they hold the value as it is.
     """
 
     key: str
@@ -216,6 +219,28 @@ class ConfigRule:
     cases: tuple[Case, ...] = ()
     why: str = ""
     otherwise: str = ""
+    trainer_config: tuple[str, ...] = ()
+    words: Mapping[str, ConfigValue] = field(default_factory=dict)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether only a training's own configuration has a value for the key."""
+        return self.constant is None and not (self.size or self.has or self.unless or self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What lines of a training's own configuration have to say.
+
+    Attributes:
+      pattern: of their paths, see `trained`.
+      values: those that they may have.
+      note: what users have to know where a line has another value; empty where that is another model.
+    """
+
+    pattern: str
+    values: tuple[ConfigValue, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +282,7 @@ class MappingTable:
       groups: headings of the parameter report in their order; other groups follow in the order of the rows.
       learner: constants of the learner that trained the family's models, by the names of `learner.BOUNDS`.
       optimizer: the optimizer that trained them, where MaxText has none like it; empty for AdamW.
+      expected: what a training's own configuration has to say beside the keys of [config].
     """
 
     name: str
@@ -275,6 +301,7 @@ class MappingTable:
     models: tuple[PublishedModel, ...]
     learner: Mapping[str, Number] = field(default_factory=dict)
     optimizer: str = ""
+    expected: tuple[Expected, ...] = ()
 
     @property
     def fits(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ from converter.mapping import (
     load_bundled,
     match_table,
     model_config,
+    read_model,
     source_arithmetic,
 )
 from converter.planning.relation import relation, without_layers
@@ -182,13 +183,14 @@ def make_report(
     if model is not None:
         check_model(match, find_published(tables, model)[0], model)
     title = f"{opened.shown} (step {opened.checkpoint.step})"
+    known = read_model(match, opened.trained.lines).values if opened.trained is not None else {}
     if target is None:
-        return report(match, shapes, title, notes=opened.notes)
+        return report(match, shapes, title, known=known, notes=opened.notes)
     evident = evident_options(match, target)
     if evident != frozenset(options):
         match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
-    found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
-    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
+    found, known = _found_shapes(target, match), {**known, **recorded_settings(target.custom)}
+    return report(match, shapes, title, destination=target.root, found=found, known=known, notes=opened.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -204,7 +206,7 @@ def report(
     *,
     destination: str = "",
     found: Mapping[str, Shape] | None = None,
-    recorded: Mapping[str, Any] | None = None,
+    known: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
 ) -> ParameterReport:
     """Makes the report.
@@ -215,15 +217,15 @@ def report(
       title: what the report is about.
       destination: the checkpoint that `found` was read from.
       found: shape of every leaf of that checkpoint; None for the planned result.
-      recorded: what a user set when that checkpoint was converted.
+      known: keys of MaxText's configuration that the training's own configuration or a user has the values of.
       notes: what the user has to know about the source.
     """
     rows = [_row(row, match, shapes, found) for row in match.rows]
     order = list(dict.fromkeys((*match.table.groups, *(row.group for row in rows))))
     rows.sort(key=lambda row: order.index(row.group))
-    known = {path for row in rows for path in row.targets}
-    extra = {path: shape for path, shape in (found or {}).items() if path not in known}
-    keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
+    produced = {path for row in rows for path in row.targets}
+    extra = {path: shape for path, shape in (found or {}).items() if path not in produced}
+    keys = {**model_config(match), **converted_keys(match.table, known or {})}
     per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
     return ParameterReport(title, destination, match.table.name, tuple(rows), extra, _experts(match), per_token, notes)
 

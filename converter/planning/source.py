@@ -11,10 +11,11 @@ from converter.checkpoints import (
     Made,
     Optimizer,
     Target,
+    TrainerConfig,
     check_source,
     open_checkpoint,
+    read_trainer_config,
     recorded_fits,
-    trained_learner,
 )
 from converter.choices import TREES
 from converter.errors import MappingError, SourceError, UsageError
@@ -60,6 +61,7 @@ class Source:
       stored_bytes: size of each such tensor's chunk files; empty where only metadata is there.
       tree: what becomes MaxText's parameters.
       state: the training state that is converted as well; None where only parameters are.
+      trained: what the training's own configuration says; None where there is none.
     """
 
     checkpoint: Checkpoint
@@ -69,6 +71,7 @@ class Source:
     stored_bytes: Mapping[str, int]
     tree: Tree
     state: TrainingState | None = None
+    trained: TrainerConfig | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,9 +130,9 @@ def open_source(
     tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)
-    shapes = checkpoint.shapes
+    shapes, trained = checkpoint.shapes, read_trainer_config(checkpoint.directory)
     if mapping is None:
-        match = choose_table(tables, shapes, options)
+        match = choose_table(tables, shapes, options, trained.lines if trained is not None else {})
     else:
         match = match_table(tables[0], shapes, options=options)
     if tree != PARAMS:
@@ -147,7 +150,14 @@ def open_source(
     if state is not None and not metadata_only:
         check_counts(state, arrays, checkpoint.directory)
     return Source(
-        checkpoint, place.shown(checkpoint.directory), match, arrays, stored, parameter_tree(match, tree), state
+        checkpoint,
+        place.shown(checkpoint.directory),
+        match,
+        arrays,
+        stored,
+        parameter_tree(match, tree),
+        state,
+        trained,
     )
 
 
@@ -174,12 +184,13 @@ def configure_source(
       UsageError, MappingError: see `configure`.
     """
     checkpoint = source.checkpoint
-    trained = trained_learner(checkpoint.directory)
+    trained = source.trained
     return configure(
         source.match,
         settings,
         recorded=recorded,
-        trained=trained,
+        trained=trained.learner if trained is not None else None,
+        lines=trained.lines if trained is not None else None,
         step=checkpoint.step,
         optimizer=source.state.optimizer.name if source.state is not None else ADAMW.name,
     )

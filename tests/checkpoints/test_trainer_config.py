@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.checkpoints.trainer_config import MAX_BYTES, MAX_LINES, parse_learner, trained_learner
+from converter.checkpoints.trainer_config import MAX_BYTES, MAX_LINES, parse_trainer_config, read_trainer_config
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping
 from converter.mapping.learner import TrainedLearner, find_learner
@@ -28,6 +28,10 @@ MICRO_FUJI = {
     "peak_learning_rate": 0.003, "weight_decay": 0.1, "warmup_steps": 40, "max_step": 160, "alpha": 0.1, "b1": 0.9,
     "b2": 0.95, "eps": 1e-08, "max_gradient_norm": 1, "z_loss_scale": 0.0,
 }  # fmt: skip
+
+
+def parse_learner(data: bytes) -> TrainedLearner:
+    return parse_trainer_config(data).learner
 
 
 def changed(old: str, new: str) -> TrainedLearner:
@@ -166,18 +170,18 @@ def placed(tmp_path: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["trainer/trainer_config", "trainer/checkpoints/trainer_config"])
 def test_where_it_is_found(name: str, tmp_path: Path) -> None:
     step = placed(tmp_path, name)
-    found = trained_learner(str(step))
+    found = read_trainer_config(str(step))
     assert found is not None
-    assert found.constants == MICRO_ENVY
+    assert found.learner.constants == MICRO_ENVY
     (tmp_path / "link").symlink_to(step)
-    assert trained_learner(str(tmp_path / "link")) == found
+    assert read_trainer_config(str(tmp_path / "link")) == found
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     step = placed(tmp_path, "elsewhere")
-    assert trained_learner(str(step)) is None
+    assert read_trainer_config(str(step)) is None
     os.mkfifo(tmp_path / "trainer/trainer_config")
-    assert trained_learner(str(step)) is None
+    assert read_trainer_config(str(step)) is None
 
 
 @pytest.mark.parametrize("path", ["trainer", "trainer/checkpoints", "trainer/checkpoints/step_00000100"])

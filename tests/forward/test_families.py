@@ -9,7 +9,7 @@ import pytest
 import tensorstore as ts
 
 from converter.conversion.run import Request, convert
-from converter.errors import UsageError
+from converter.errors import MappingError, UsageError
 from converter.forward.comparison import LogitsComparison, compare, open_pair
 from converter.forward.run import logits, open_model
 from converter.forward.tokens import read_tokens
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if name not in known:
             family, target = FAMILIES[name], tmp_path_factory.mktemp("made") / "out"
             options = make_options(untie=family.tied, qk_norm="fit" if family.fit else "plain")
-            convert(Request(str(AXLEARN / name), str(target), options, settings=family.settings), Silent())
+            convert(Request(str(AXLEARN / name), str(target), options), Silent())
             known[name] = target
         return known[name]
 
@@ -71,7 +71,7 @@ def difference(found: np.ndarray, name: str) -> float:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_axlearn(name: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     family = FAMILIES[name]
-    source = computed(AXLEARN / name, name, tmp_path, settings=family.settings)
+    source = computed(AXLEARN / name, name, tmp_path)
     assert difference(source, name) < family.rounding
     assert difference(computed(made(name), name, tmp_path), name) < family.rounding
 
@@ -180,10 +180,37 @@ def test_blocks_without_norms_of_q_and_k_are_refused(changed: Callable[..., Path
         open_model(str(target))
 
 
-def test_without_a_configuration_the_base_of_rope_is_open(changed: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_the_training_said_is_known_without_a_configuration(changed: Callable[..., Path], tmp_path: Path) -> None:
     name = "micro-fuji-mha"
     target = changed(name)
+    (target / "maxtext.yml").unlink()
+    assert difference(computed(target, name, tmp_path), name) < 3e-5
+
+
+def test_without_either_the_base_of_rope_is_open(tmp_path: Path) -> None:
+    name = "micro-fuji-mha"
+    source, target = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(AXLEARN / name / "checkpoints", source / "checkpoints")
+    convert(Request(str(source), str(target), make_options(untie=True)), Silent())
     (target / "maxtext.yml").unlink()
     with pytest.raises(UsageError, match=r"has no maxtext\.yml beside it, and mapping 'fuji' has several"):
         open_model(str(target))
     assert difference(computed(target, name, tmp_path, settings=["rope_max_timescale=10000"]), name) < 3e-5
+
+
+@pytest.mark.parametrize(("name", "theta"), [("micro-gala", 10000), ("micro-honeycrisp-qkproduct", 500000)])
+def test_the_configuration_decides_between_tables_with_the_same_leaves(
+    name: str, theta: int, changed: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = changed(name)
+    (target / "ax2mt.json").unlink()
+    model = open_model(str(target))
+    assert model.table.name == FAMILIES[name].table
+    note = (
+        f"the mappings gala, honeycrisp have these leaves; maxtext.yml decided for {model.table.name}: rope_max_timesc"
+    )
+    assert any(line.startswith(note) and line.endswith(f"is {theta}") for line in model.weights.notes)
+    assert difference(computed(target, name, tmp_path), name) < 1e-5
+    (target / "maxtext.yml").unlink()
+    with pytest.raises(MappingError, match="several mappings have its leaves: gala, honeycrisp; name one with"):
+        open_model(str(target))

@@ -16,7 +16,7 @@ ROOT = SCRIPT.parents[2]
 
 MACHINE = (
     "hardware=cpu", "skip_jax_distributed_system=true", "attention=dot_product", "sparse_matmul=false",
-    "megablox=false", "dtype=float32", "per_device_batch_size=4", "max_target_length=32", "packing=false",
+    "megablox=false", "per_device_batch_size=4", "max_target_length=32", "packing=false",
     "async_checkpointing=false", "save_checkpoint_on_completion=false", "checkpoint_period=10000",
     "enable_tensorboard=false", "enable_goodput_recording=false", "monitor_goodput=false",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The bundled families: every leaf of their goldens, their published sizes, and which table a checkpoint belongs to."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from tests.helpers.restorer import Restorer
 Shapes = dict[str, tuple[int, ...]]
 
 
-def converted(source: Path, target: Path, settings: tuple[str, ...] = (), *, untie: bool = False) -> Path:
-    convert(Request(str(source), str(target), make_options(untie=untie), settings=settings), Silent())
+def converted(source: Path, target: Path, *, untie: bool = False) -> Path:
+    convert(Request(str(source), str(target), make_options(untie=untie)), Silent())
     return target
 
 
@@ -34,8 +35,7 @@ def shapes_of(tensors: Mapping[str, np.ndarray]) -> Shapes:
 @pytest.mark.parametrize("untie", [False, True], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", [*FAMILIES, "micro-honeycrisp"])
 def test_every_leaf_of_a_golden(name: str, untie: bool, newest_orbax: Restorer, cli: Cli, tmp_path: Path) -> None:
-    settings = FAMILIES[name].settings if name in FAMILIES else ()
-    target = converted(AXLEARN / name, tmp_path / "out", settings, untie=untie)
+    target = converted(AXLEARN / name, tmp_path / "out", untie=untie)
     assert_same_leaves(newest_orbax.restore(target), expected_leaves(read_tensors(name), untie=untie))
     verified = cli("verify", AXLEARN / name, target)
     assert verified.code == 0, verified.out + verified.err
@@ -135,12 +135,15 @@ def test_base_of_rope(name: str) -> None:
     assert not configure(match, ["rope_max_timescale=7"]).assumed
 
 
-def test_an_assumption_is_said_with_its_reason(cli: Cli) -> None:
+def test_an_assumption_is_said_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "copied without its configuration"
+    shutil.copytree(AXLEARN / "micro-fuji-mha" / "checkpoints", source / "checkpoints")
     assumed = "rope_max_timescale=10000 is assumed, as no tensor shows it: "
-    done = cli("plan", AXLEARN / "micro-fuji-mha")
+    done = cli("plan", source)
     assert assumed in done.out
     assert "another value: --set rope_max_timescale=VALUE" in done.out
-    assert "assumed" not in cli("plan", AXLEARN / "micro-fuji-mha", "--set", "rope_max_timescale=10000").out
+    assert "assumed" not in cli("plan", AXLEARN / "micro-fuji-mha").out
+    assert "assumed" not in cli("plan", source, "--set", "rope_max_timescale=10000").out
 
 
 @pytest.mark.parametrize("name", FAMILIES)

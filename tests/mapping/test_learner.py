@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from converter.checkpoints.trainer_config import parse_learner
+from converter.checkpoints.trainer_config import parse_trainer_config
 from converter.errors import MappingError, UsageError
 from converter.mapping.bundled import table_path
 from converter.mapping.file import find_mapping, load_bundled, load_mapping
@@ -79,7 +79,7 @@ def test_the_form_follows_from_the_step() -> None:
 @pytest.mark.parametrize("name", ["micro-envy", "micro-fuji"])
 def test_the_flags_of_the_training_goldens(name: str) -> None:
     """The flags that the golden's own MaxText run used, which went on exactly as AXLearn did."""
-    trained = parse_learner((DATA / "trainer_config" / name).read_bytes())
+    trained = parse_trainer_config((DATA / "trainer_config" / name).read_bytes()).learner
     step = {"micro-envy": 5, "micro-fuji": 20}[name]
     found = flags(configure(small(), trained=trained, step=step))
     due = {

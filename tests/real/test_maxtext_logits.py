@@ -27,7 +27,7 @@ CASES = {
 }
 EXACT = {
     name: (
-        name, {"untie": family.tied, "qk_norm": "fit" if family.fit else "plain", "settings": family.settings}
+        name, {"untie": family.tied, "qk_norm": "fit" if family.fit else "plain"}
     )
     for name, family in FAMILIES.items()
 }  # fmt: skip
