@@ -1,13 +1,14 @@
 """How an array is stored as chunks: metadata, codecs, readers and writers, digests."""
 
 from converter.arrays.array import Array, slices
-from converter.arrays.audit import audit_chunks, file_states
+from converter.arrays.audit import audit_chunks, file_states, largest_chunk_bytes
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
 from converter.arrays.digest import chunk_digest, start_chunk
 from converter.arrays.encoding import ZSTD, Encoding
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
+from converter.arrays.stack import StackStore, split, stack
 from converter.arrays.writer import ChunkWriter, LeafStore
 from converter.arrays.zarr import MAX_DIMENSIONS, read_array, unknown_dtype
 from converter.arrays.zstd_frame import MAX_HEADER, FrameCheck, frame_header
@@ -28,6 +29,7 @@ __all__ = [
     "FrameCheck",
     "LeafStore",
     "OpenArray",
+    "StackStore",
     "audit_chunks",
     "can_decode",
     "check_chunk",
@@ -35,10 +37,13 @@ __all__ = [
     "encode_chunk",
     "file_states",
     "frame_header",
+    "largest_chunk_bytes",
     "new_context",
     "open_stored_array",
     "read_array",
     "slices",
+    "split",
+    "stack",
     "start_chunk",
     "unknown_dtype",
     "write_index",

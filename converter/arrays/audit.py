@@ -31,7 +31,7 @@ def audit_chunks(array: Array) -> Audit:
     findings = _Findings(array.path)
     stored = 0
     present: set[str] = set()
-    largest = _largest_file(array)
+    largest = largest_chunk_bytes(array)
     try:
         blobs = list(storage_of(array.directory).list(array.directory))
     except OSError as error:
@@ -116,6 +116,9 @@ def _problem(blob: Blob, largest: int, array: Array) -> str:
     return ""
 
 
-def _largest_file(array: Array) -> int:
-    """No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %)."""
+def largest_chunk_bytes(array: Array) -> int:
+    """Bytes that a chunk can have as it is stored, at most.
+
+    No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %).
+    """
     return array.chunk_bytes + array.chunk_bytes // 64 + 1024

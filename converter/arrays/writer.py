@@ -76,7 +76,12 @@ class LeafStore:
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.directory), error) from None
 
-    def store_chunk(self, index: tuple[int, ...], size: int, fill: "Callable[[ChunkWriter], None]") -> None:
+    @property
+    def each(self) -> "tuple[LeafStore, ...]":
+        """The places that this one consists of: itself alone."""
+        return (self,)
+
+    def store_chunk(self, index: tuple[int, ...], size: int, fill: "ChunkFill") -> None:
         """Stores one chunk.
 
         Args:
@@ -256,3 +261,7 @@ class ChunkWriter:
     def digest(self) -> int | None:
         """The digest of all bytes, the checksum's included; None where the storage copied them by itself."""
         return self._sums.digest()
+
+
+ChunkFill = Callable[[ChunkWriter], None]
+"""Gives a writer the encoded bytes of a chunk, in order."""

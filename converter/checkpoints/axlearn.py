@@ -9,10 +9,10 @@ of pairs; a pair whose value is a dictionary is a tensor, with its shape as a te
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
+from converter.arrays import MAX_DIMENSIONS, Array, read_array, stack, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
 from converter.storage import DIRECTORY, FILE, Blob, is_file, read_json, storage_of
@@ -82,12 +82,33 @@ class Checkpoint:
             raise SourceError(self.tensors[path].problem)
         return read_array(path, self.array_directory(path))
 
-    def read_arrays(self, paths: list[str]) -> dict[str, Array]:
+    def read_arrays(
+        self, paths: Sequence[str], stacks: Mapping[str, tuple[str, ...]] | None = None
+    ) -> dict[str, Array]:
         """Reads the array metadata of tensors and compares it with the index.
 
+        Args:
+          paths: of tensors, or of stacks.
+          stacks: path of a stack to the tensors that are its parts.
+
         Raises:
-          SourceError: metadata is missing or damaged, or the index says another shape or dtype; lists all findings.
+          SourceError: metadata is missing or damaged, the index says another shape or dtype, or the parts of a stack
+            differ; lists all findings.
         """
+        parts = {path: (stacks or {}).get(path, (path,)) for path in paths}
+        found = self._read_parts([part for one in parts.values() for part in one])
+        result: dict[str, Array] = {}
+        problems: list[str] = []
+        for path, names in parts.items():
+            try:
+                result[path] = found[path] if names == (path,) else stack(path, [found[name] for name in names])
+            except SourceError as error:
+                problems.append(error.message)
+        if problems:
+            raise SourceError(f"{self.directory}: {problems[0]}", problems[1:])
+        return result
+
+    def _read_parts(self, paths: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         problems: list[str] = []
         for path in paths:

@@ -157,6 +157,8 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
         "tree": plan.tree,
+        "layout": plan.options.layout,
+        "dtype": plan.options.dtype,
         "state": {scalar.path: scalar.value for _, scalar in plan.scalars},
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
@@ -197,7 +199,8 @@ def _source_digest(source: Source) -> str:
     try:
         for name, array in sorted(source.arrays.items()):
             digest.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
-            digest.update(repr(sorted(file_states(array))).encode())
+            for part in array.each:
+                digest.update(repr(sorted(file_states(part))).encode())
     except OSError as error:
         raise SourceError(f"{error.filename}: cannot be read any more: {error.strerror}") from None
     return digest.hexdigest()[:16]

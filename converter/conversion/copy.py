@@ -9,6 +9,7 @@ from converter.arrays import (
     ChunkWriter,
     FrameCheck,
     LeafStore,
+    StackStore,
     check_chunk,
     frame_header,
 )
@@ -24,7 +25,7 @@ def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, .
     return tuple(result)
 
 
-def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
+def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore | StackStore) -> int:
     """Copies one chunk; returns its bytes.
 
     The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found. One that does
@@ -49,7 +50,7 @@ def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
         return size
 
 
-def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
+def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore | StackStore) -> int:
     """Links one chunk into the target; returns its bytes.
 
     Only the head of the zstd frame is checked: to follow its blocks would take longer than all the rest. One that does

@@ -106,6 +106,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         tree=options.tree,
         optimizer=options.state_optimizer,
         force=options.force,
+        layout=options.layout,
     )
     configuration = configure_source(source, request.settings)
     plan = make_plan(source, options, configuration, jobs=request.jobs)
@@ -233,6 +234,8 @@ def _origin(conversion: Conversion) -> Origin:
         "store": plan.options.store,
         "set": dict(plan.settings),
         "tree": plan.tree,
+        "layout": plan.options.layout,
+        "dtype": plan.options.dtype,
         "state": _state_record(plan),
     }
     training = training_keys(table)

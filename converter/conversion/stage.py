@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from converter.arrays import Array, LeafStore
+from converter.arrays import Array, LeafStore, StackStore
 from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
@@ -123,6 +123,14 @@ class Stage:
         """The directory that holds a leaf, and nothing else."""
         name = f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
         return os.path.join(self.root, "leaves", name)
+
+    def open_stack(self, leaf: Array) -> LeafStore | StackStore:
+        """Opens a leaf of a task for writing: one leaf, or one for each layer.
+
+        Raises:
+          DestinationError: it cannot be created.
+        """
+        return StackStore(leaf, [self.open_leaf(part) for part in leaf.parts]) if leaf.parts else self.open_leaf(leaf)
 
     def open_leaf(self, leaf: Array) -> LeafStore:
         """Opens a leaf for writing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from converter.arrays import LeafStore, check_chunk
+from converter.arrays import LeafStore, StackStore, check_chunk
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter, store_chunk
@@ -142,11 +142,11 @@ class _Engine:
             work.open_units -= 1
             if work.open_units:
                 return
-            for store in work.stores:
+            for store in (part for store in work.stores for part in store.each):
                 self.digests[store.leaf.path] = store.digests
         for store in work.stores:
             store.finish()
-        for leaf in work.task.leaves:
+        for leaf in (part for leaf in work.task.leaves for part in leaf.each):
             self.progress.leaf_done(leaf.path)
 
     def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, Unit]]":
@@ -209,10 +209,10 @@ class _TaskWork:
     def __init__(self, task: Task):
         self.task = task
         self.open_units = task.units
-        self.stores: list[LeafStore] = []
+        self.stores: list[LeafStore | StackStore] = []
         self._lock = threading.Lock()
 
     def open(self, stage: Stage) -> None:
         with self._lock:
             if not self.stores:
-                self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]
+                self.stores = [stage.open_stack(leaf) for leaf in self.task.leaves]

@@ -7,6 +7,7 @@ from typing import Any
 
 from converter.axes import AxisMap, product_size
 from converter.checkpoints import Made, Target, check_pair, open_target, recorded_settings, recorded_trees
+from converter.choices import SCANNED
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
@@ -24,7 +25,7 @@ from converter.mapping import (
     source_arithmetic,
 )
 from converter.planning.relation import relation, without_layers
-from converter.planning.source import check_options, chosen_tree, evident_options, open_source
+from converter.planning.source import check_options, chosen_tree, evident_match, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ def make_report(
     mapping: str | None = None,
     options: Collection[str] = (),
     tree: str | None = None,
+    layout: str | None = None,
 ) -> ParameterReport:
     """Makes the report of a checkpoint or of a published model.
 
@@ -149,6 +151,7 @@ def make_report(
       mapping: path of a user's own table, or None.
       options: options of the mapping table that are on; with a destination, those that it was made with count.
       tree: what becomes MaxText's parameters; None for the one that the checkpoint names, or AXLearn's parameters.
+      layout: MaxText's layer layout; None for the destination's, or the usual one.
 
     Raises:
       UsageError: neither a source nor a model was named.
@@ -162,9 +165,9 @@ def make_report(
         if tree is not None:
             raise UsageError("--tree chooses a tree of a checkpoint, and --model has none: give SRC")
         match, shapes = find_published(tables, model)
-        if options:
+        if options or layout is not None:
             check_options([match.table], options)
-            match = match_table(match.table, shapes, options=options)
+            match = match_table(match.table, shapes, options=options, target_layout=layout or SCANNED)
         return report(match, shapes, model)
     if destination is not None:
         check_pair(locate(source, SourceError), locate(destination, DestinationError))
@@ -177,18 +180,19 @@ def make_report(
         options=options,
         metadata_only=True,
         tree=chosen_tree(tree, made, target.root if target is not None else ""),
+        layout=layout or SCANNED,
     )
-    match, shapes = opened.match, opened.checkpoint.shapes
+    match = opened.match
     if model is not None:
         check_model(match, find_published(tables, model)[0], model)
     title = f"{opened.shown} (step {opened.checkpoint.step})"
     if target is None:
-        return report(match, shapes, title, notes=opened.notes)
-    evident = evident_options(match, target)
-    if evident != frozenset(options):
-        match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
+        return report(match, match.shapes, title, notes=opened.notes)
+    match = evident_match(opened, target)
+    if layout is not None and layout != match.target_layout:
+        raise UsageError(f"--layout {layout}: {target.root} is {match.target_layout}; drop --layout")
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
-    return report(match, shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
+    return report(match, match.shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:

@@ -93,7 +93,7 @@ def stored_leaf(task: Task, opened: OpenArray | None) -> StoredLeaf | None:
     Without a checksum, as where chunks were linked, only decoding shows damage that both sides share.
     """
     permutation = task.axis_map.axis_permutation()
-    if opened is None or permutation is None or task.value != COPY or len(task.sources) != 1:
+    if opened is None or task.leaves[0].parts or permutation is None or task.value != COPY or len(task.sources) != 1:
         return None
     (source,), leaf = task.sources, opened.array
     encoding, compressor = leaf.encoding, source.compressor
