@@ -3,6 +3,7 @@
 from converter.arrays.array import Array, slices
 from converter.arrays.audit import audit_chunks, file_states, largest_chunk_bytes
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
+from converter.arrays.database import open_chunk
 from converter.arrays.digest import chunk_digest, start_chunk
 from converter.arrays.encoding import ZSTD, Encoding
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
@@ -10,7 +11,7 @@ from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
 from converter.arrays.stack import StackStore, split, stack
 from converter.arrays.writer import ChunkWriter, LeafStore
-from converter.arrays.zarr import MAX_DIMENSIONS, read_array, unknown_dtype
+from converter.arrays.zarr import MAX_DIMENSIONS, read_array, read_database_array, unknown_dtype
 from converter.arrays.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 __all__ = [
@@ -39,8 +40,10 @@ __all__ = [
     "frame_header",
     "largest_chunk_bytes",
     "new_context",
+    "open_chunk",
     "open_stored_array",
     "read_array",
+    "read_database_array",
     "slices",
     "split",
     "stack",

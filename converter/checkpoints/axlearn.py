@@ -1,6 +1,8 @@
-"""An AXLearn step on disk, in the native format: the commit marker, the index, the arrays' metadata.
+"""An AXLearn step on disk: the commit marker, the index, the arrays' metadata.
 
     step_00000100/{index, gda/<path>/<zarr v2 array>}
+
+In Orbax's format, see `axlearn_orbax`, the index is the same and the arrays are elsewhere.
 
 A step is committed when `index` is a file; it is written last (axlearn/common/checkpointer.py). `index` is a JSON list
 of pairs; a pair whose value is a dictionary is a tensor, with its shape as a text that holds a Python tuple.
@@ -12,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.arrays import MAX_DIMENSIONS, Array, read_array, stack, unknown_dtype
+from converter.arrays import MAX_DIMENSIONS, Array, read_array, read_database_array, stack, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
 from converter.storage import DIRECTORY, FILE, Blob, is_file, read_json, storage_of
@@ -55,6 +57,8 @@ class Checkpoint:
       tensors: every tensor of the index, by path.
       others: paths of index entries that are not tensors (iterator states).
       notes: what is worth knowing about the choice of this step, one line each.
+      state: where AXLearn's OrbaxCheckpointer put the arrays; empty for the native format.
+      is_database: the arrays there are in an OCDBT database.
     """
 
     directory: str
@@ -62,6 +66,8 @@ class Checkpoint:
     tensors: Mapping[str, IndexEntry]
     others: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    state: str = ""
+    is_database: bool = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,7 +75,9 @@ class Checkpoint:
         return {path: entry.shape or () for path, entry in self.tensors.items()}
 
     def array_directory(self, path: str) -> str:
-        """Where a tensor's zarr array lives."""
+        """Where a tensor's zarr array lives, if it has a directory of its own."""
+        if self.state:
+            return os.path.join(self.state, orbax_key(path))
         return os.path.join(self.directory, "gda", path)
 
     def read_array(self, path: str) -> Array:
@@ -80,6 +88,8 @@ class Checkpoint:
         """
         if self.tensors[path].problem:
             raise SourceError(self.tensors[path].problem)
+        if self.is_database:
+            return read_database_array(path, self.state, orbax_key(path))
         return read_array(path, self.array_directory(path))
 
     def read_arrays(
@@ -126,9 +136,20 @@ class Checkpoint:
         return arrays
 
 
+def orbax_key(path: str) -> str:
+    """The key of a tensor in Orbax's format."""
+    return path.replace("/", ".")
+
+
+def index_file(directory: str) -> str:
+    """The index of a step: a file in the native format, and in Orbax's one below a directory of that name."""
+    index = os.path.join(directory, "index")
+    return os.path.join(index, "index") if storage_of(index).is_directory(index) else index
+
+
 def is_committed(directory: str) -> bool:
     """Whether a step directory has its commit marker."""
-    return is_file(os.path.join(directory, "index"))
+    return is_file(index_file(directory))
 
 
 def status_of(place: str) -> Blob | None:
@@ -149,15 +170,11 @@ def check_committed(directory: str) -> None:
     """Refuses a step without its commit marker.
 
     Raises:
-      SourceError: the marker is missing, cannot be seen, or is that of another format.
+      SourceError: the marker is missing, or cannot be seen.
     """
-    index = os.path.join(directory, "index")
-    status = status_of(index)
+    status = status_of(os.path.join(directory, "index"))
     if status is not None and status.kind == DIRECTORY:
-        raise SourceError(
-            f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
-            "only the native format is supported, re-save it with the default Checkpointer"
-        )
+        status = status_of(index_file(directory))
     if status is None or status.kind != FILE:
         raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
 
@@ -169,7 +186,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
       SourceError: the index is missing or damaged. What is wrong with single tensors is told by their entries.
     """
     check_committed(directory)
-    file = os.path.join(directory, "index")
+    file = index_file(directory)
     tensors: dict[str, IndexEntry] = {}
     others: dict[str, None] = {}
     step: int | None = None

@@ -196,11 +196,14 @@ def _source_digest(source: Source) -> str:
       SourceError: a directory is not there any more.
     """
     digest = hashlib.sha256()
+    databases: set[str] = set()
     try:
         for name, array in sorted(source.arrays.items()):
             digest.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
             for part in array.each:
-                digest.update(repr(sorted(file_states(part))).encode())
+                if part.database_key is None or part.directory not in databases:
+                    digest.update(repr(sorted(file_states(part))).encode())
+                databases |= {part.directory} if part.database_key is not None else set()
     except OSError as error:
         raise SourceError(f"{error.filename}: cannot be read any more: {error.strerror}") from None
     return digest.hexdigest()[:16]

@@ -12,9 +12,10 @@ from converter.arrays import (
     StackStore,
     check_chunk,
     frame_header,
+    open_chunk,
 )
 from converter.errors import SourceError
-from converter.storage import Reader, ReadError, storage_of
+from converter.storage import Reader, ReadError
 
 
 def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ def _open(array: Array, index: tuple[int, ...]) -> Iterator[tuple[Reader, str]]:
     """An open chunk and its name for messages; what cannot be read of it in the block is the source's fault."""
     where, path = array.chunk_label(index), array.chunk_file(index)
     try:
-        chunk = storage_of(path).open(path)
+        chunk = open_chunk(array, index)
     except OSError as error:
         raise SourceError(f"{where}: {path} cannot be read: {error.strerror}") from None
     with chunk:

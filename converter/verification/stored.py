@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from crc32c import crc32c
 
-from converter.arrays import MAX_HEADER, Array, FrameCheck, OpenArray, frame_header, slices
+from converter.arrays import MAX_HEADER, Array, FrameCheck, OpenArray, frame_header, largest_chunk_bytes, open_chunk, slices
 from converter.axes import AxisMap
 from converter.dtypes import storage_dtype
 from converter.errors import SourceError, VerificationError
@@ -50,7 +50,8 @@ class StoredLeaf:
     @property
     def memory(self) -> int:
         """Bytes that comparing a chunk takes; a database hands out whole chunks."""
-        return MEMORY if self.opened.array.database_key is None else MEMORY + 2 * self.source.chunk_bytes
+        ours, theirs = (array.database_key is not None for array in (self.source, self.opened.array))
+        return MEMORY + ours * largest_chunk_bytes(self.source) + theirs * 2 * self.source.chunk_bytes
 
     def same_chunk(self, index: tuple[int, ...]) -> bool:
         """Whether the leaf's chunk holds the source's bytes and their checksum, and nothing else.
@@ -64,7 +65,7 @@ class StoredLeaf:
         source = self.source
         where, path = source.chunk_label(index), source.chunk_file(index)
         try:
-            with storage_of(path).open(path) as chunk, closing(self._found(index)) as found:
+            with open_chunk(source, index) as chunk, closing(self._found(index)) as found:
                 return _same_bytes(chunk, found, source, where)
         except VerificationError:
             return False
@@ -97,7 +98,7 @@ def stored_leaf(task: Task, opened: OpenArray | None) -> StoredLeaf | None:
         return None
     (source,), leaf = task.sources, opened.array
     encoding, compressor = leaf.encoding, source.compressor
-    plain = source.encoding.zarr_format == 2 and not source.encoding.is_transposed and source.database_key is None
+    plain = source.encoding.zarr_format == 2 and not source.encoding.is_transposed
     fits = (
         plain
         and encoding.crc32c
