@@ -23,6 +23,7 @@ from converter.mapping import (
     match_table,
     model_config,
     source_arithmetic,
+    stack_parts,
 )
 from converter.planning.relation import relation, without_layers
 from converter.planning.source import check_options, chosen_tree, evident_match, open_source
@@ -225,7 +226,7 @@ def report(
     rows = [_row(row, match, shapes, found) for row in match.rows]
     order = list(dict.fromkeys((*match.table.groups, *(row.group for row in rows))))
     rows.sort(key=lambda row: order.index(row.group))
-    known = {path for row in rows for path in row.targets}
+    known = {part for row in rows for path in row.targets for part in (stack_parts(path) or (path,))}
     extra = {path: shape for path, shape in (found or {}).items() if path not in known}
     keys = {**model_config(match), **converted_keys(match.table, recorded or {})}
     per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
@@ -244,9 +245,19 @@ def _experts(match: Match) -> int:
     return 0 if dims is None else product_size(without_layers(dims)[0], match.sizes)
 
 
+def _found_shape(path: str, found: Mapping[str, Shape]) -> Shape | None:
+    """The shape of a leaf, or of leaves that are one for each layer: the odd one's where they differ; None if one lacks."""
+    parts = stack_parts(path)
+    if not parts:
+        return found.get(path)
+    shapes = [found.get(part) for part in parts]
+    odd = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+    return None if None in shapes or odd is None else (len(parts), *odd)
+
+
 def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapping[str, Shape] | None) -> ParameterRow:
     axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
-    found_shapes = tuple(found.get(path) for path in row.targets) if found is not None else ()
+    found_shapes = tuple(_found_shape(path, found) for path in row.targets) if found is not None else ()
     counted = [shape for shape in found_shapes if shape is not None] if found is not None else axis_map.target_shapes
     return ParameterRow(
         group=row.row.group,

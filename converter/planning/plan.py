@@ -249,9 +249,9 @@ def make_plan(
         )
     dropped: dict[str, list[tuple[str, int | None]]] = {}
     for path, reason in source.dropped.items():
-        entry = source.checkpoint.tensors.get(path)
-        shape = match.shapes[path] if entry is None else entry.shape
-        dropped.setdefault(reason, []).append((path, None if shape is None else math.prod(shape)))
+        for part in match.parts(path):
+            shape = source.checkpoint.tensors[part].shape
+            dropped.setdefault(reason, []).append((part, None if shape is None else math.prod(shape)))
     return Plan(
         source=source.shown,
         step=source.checkpoint.step,
