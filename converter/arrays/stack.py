@@ -56,7 +56,7 @@ def split(leaf: Array, paths: Sequence[str]) -> Array:
       leaf: the whole, of chunks with length 1 along the first dimension.
       paths: the path of each part.
     """
-    assert leaf.chunks[0] == 1 and leaf.shape[0] == len(paths), leaf.path
+    assert (leaf.chunks[0], leaf.shape[0]) == (1, len(paths)), leaf.path
     order = leaf.encoding.order
     assert not order or order[0] == 0, leaf.path
     encoding = dataclasses.replace(leaf.encoding, order=tuple(dim - 1 for dim in order[1:]))

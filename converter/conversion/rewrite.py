@@ -99,7 +99,9 @@ class Rewriter:
             self._maps[lengths] = block_map(self.task.axis_map, span)
         return self._maps[lengths]
 
-    def _encode(self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore | StackStore], keep: bool) -> int:
+    def _encode(
+        self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore | StackStore], keep: bool
+    ) -> int:
         """Encodes all target chunks of a block; returns how many."""
         count = 0
         for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):

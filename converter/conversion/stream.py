@@ -142,12 +142,12 @@ class _Engine:
             work.open_units -= 1
             if work.open_units:
                 return
-            for store in (part for store in work.stores for part in store.each):
-                self.digests[store.leaf.path] = store.digests
+            for part in (part for store in work.stores for part in store.each):
+                self.digests[part.leaf.path] = part.digests
         for store in work.stores:
             store.finish()
-        for leaf in (part for leaf in work.task.leaves for part in leaf.each):
-            self.progress.leaf_done(leaf.path)
+        for part in (part for leaf in work.task.leaves for part in leaf.each):
+            self.progress.leaf_done(part.path)
 
     def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, Unit]]":
         """All work of a kind in the order of the model; made only as it is asked for."""

@@ -272,7 +272,9 @@ class _Matcher:
         """How often the cycle of layers is repeated: by the first tensor of a layer that there is."""
         text = re.escape(join(self.prefix, source.path)).replace(r"\{block\}", r"\d{1,4}")
         pattern, axis = re.compile(text + "/"), source.axis or 0
-        return next((shape[axis] for path, shape in self.shapes.items() if len(shape) > axis and pattern.match(path)), 1)
+        return next(
+            (shape[axis] for path, shape in self.shapes.items() if len(shape) > axis and pattern.match(path)), 1
+        )
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
         prefixes = self.prefix, self.table.maxtext.prefix

@@ -77,7 +77,9 @@ def _fold(folded: Folded, place: int, layout: LayerLayout) -> Folded:
         ordered = [parts[number] for number in sorted(parts)]
         missing = next((number for number in range(count) if number not in parts), None)
         if missing is not None:
-            problems.append(f"missing in the checkpoint: {before}{missing}{after}, for there are layers up to {count - 1}")
+            problems.append(
+                f"missing in the checkpoint: {before}{missing}{after}, for there are layers up to {count - 1}"
+            )
         first = ordered[0]
         odd = next((path for path in ordered if folded.shapes[path] != folded.shapes[first]), None)
         if odd is not None:

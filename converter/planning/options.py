@@ -67,8 +67,8 @@ class Options:
             raise UsageError(f"--link passes chunks through, --dtype {self.dtype} rewrites them; give one of them")
         if self.dtype is not None and self.state and not self.force:
             raise UsageError(
-                f"--state keeps what a training needs exactly, --dtype {self.dtype} rounds it; drop one of them, or add "
-                "--force"
+                f"--state keeps what a training needs exactly, --dtype {self.dtype} rounds it; drop one of them, or "
+                "add --force"
             )
         if self.tree not in TREES:
             raise UsageError(f"--tree {self.tree}: expected one of {', '.join(TREES)}")

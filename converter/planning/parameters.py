@@ -193,7 +193,9 @@ def make_report(
     if layout is not None and layout != match.target_layout:
         raise UsageError(f"--layout {layout}: {target.root} is {match.target_layout}; drop --layout")
     found, recorded = _found_shapes(target, match), recorded_settings(target.custom)
-    return report(match, match.shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes)
+    return report(
+        match, match.shapes, title, destination=target.root, found=found, recorded=recorded, notes=opened.notes
+    )
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -246,7 +248,7 @@ def _experts(match: Match) -> int:
 
 
 def _found_shape(path: str, found: Mapping[str, Shape]) -> Shape | None:
-    """The shape of a leaf, or of leaves that are one for each layer: the odd one's where they differ; None if one lacks."""
+    """The shape of a leaf, or of one for each layer: that of the odd one where they differ; None where one lacks."""
     parts = stack_parts(path)
     if not parts:
         return found.get(path)

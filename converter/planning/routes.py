@@ -99,7 +99,7 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[Array], store: str, rewr
 
 
 def _why_not_split(axis_map: AxisMap, array: Array) -> str:
-    """Why chunks of an array whose axes only move cannot become chunks of one leaf for each layer; empty if they can."""
+    """Why chunks of an array whose axes only move cannot become those of a leaf for each layer; empty if they can."""
     permutation = axis_map.axis_permutation()
     assert permutation is not None
     layers = array.chunks[permutation[0]]

@@ -15,7 +15,7 @@ from converter.arrays import ArrayReader, OpenArray
 from converter.axes import Dim, Tensor
 from converter.errors import Ax2mtError
 from converter.mapping import LAYER_AXIS, Scale
-from converter.planning import Plan, Task
+from converter.planning import Plan
 from converter.verification.compare import bits, cast_exactly
 
 COPIES = 6

@@ -29,7 +29,6 @@ from converter.planning import (
     DEFAULT_MEMORY,
     Options,
     Plan,
-    Source,
     chosen_tree,
     configure_source,
     evident_match,

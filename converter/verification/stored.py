@@ -16,7 +16,16 @@ import numpy as np
 import zstandard
 from crc32c import crc32c
 
-from converter.arrays import MAX_HEADER, Array, FrameCheck, OpenArray, frame_header, largest_chunk_bytes, open_chunk, slices
+from converter.arrays import (
+    MAX_HEADER,
+    Array,
+    FrameCheck,
+    OpenArray,
+    frame_header,
+    largest_chunk_bytes,
+    open_chunk,
+    slices,
+)
 from converter.axes import AxisMap
 from converter.dtypes import storage_dtype
 from converter.errors import SourceError, VerificationError

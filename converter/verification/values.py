@@ -130,7 +130,7 @@ class ValueComparison:
                 yield partial(self._group, task, _read(reader, cut.blocking, group), left, budget, cut.memory)
 
     def _found(self, leaf: Array) -> Array | None:
-        """A leaf as the checkpoint has it, a stack of layers where they have leaves of their own; None if none is there."""
+        """A leaf as the checkpoint has it; layers with leaves of their own are a stack. None if none is there."""
         found = [self._arrays[part.path].array for part in leaf.each if part.path in self._arrays]
         if not found or not leaf.parts:
             return found[0] if found else None

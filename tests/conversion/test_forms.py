@@ -2,8 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -59,9 +59,15 @@ def settings(name: str) -> tuple[str, ...]:
     return FAMILIES[name].settings if name in FAMILIES else ()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", SOURCES)
-@pytest.mark.parametrize("name", MODELS)
+EVERYWHERE = ("sharded", "unrolled", "orbax", "orbax, unrolled")
+MATRIX = [
+    (name, form, layout)
+    for name, form, layout in itertools.product(MODELS, SOURCES, LAYOUTS)
+    if form in EVERYWHERE or name in ("micro-fuji-gqa", "micro-hybrid")
+]
+
+
+@pytest.mark.parametrize(("name", "form", "layout"), MATRIX)
 def test_every_leaf(name: str, form: str, layout: str, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors(name))
     result = api.convert(source, tmp_path / "out", layout=layout, set=settings(name))
@@ -70,14 +76,6 @@ def test_every_leaf(name: str, form: str, layout: str, tmp_path: Path, newest_or
     assert verified.ok, verified.findings
     assert verified.leaves == len(result.plan.leaves)
     assert api.verify(tmp_path / "out").ok
-
-
-@dataclass(frozen=True)
-class Routes:
-    """How many of a model's leaves are passed on without being decoded."""
-
-    passed: int
-    rewritten: int
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_what_is_not_split_or_permuted_is_passed(form: str, layout: str, passed:
     {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"untie": True}, {"check": True}, {"jobs": 1},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("form", ["sharded", "orbax, unrolled"])
-def test_other_options_of_unscanned(form: str, options: dict, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors("micro-hybrid"))
     api.convert(source, tmp_path / "out", layout="unscanned", **options)
     leaves = expected("micro-hybrid", "unscanned", untie="untie" in options)
@@ -148,7 +146,7 @@ def test_a_value_that_the_cast_cannot_hold(tmp_path: Path) -> None:
     scale = "model/decoder/output_norm/scale"
     tensors[scale] = np.where(np.arange(48) == 5, np.float32(3.4e38), tensors[scale])
     source = write_checkpoint(tmp_path / "step_00000100", tensors)
-    with pytest.raises(MappingError, match=r"decoder_norm/scale: 1 values are too large for bfloat16, the first is 3.4"):
+    with pytest.raises(MappingError, match=r"decoder_norm/scale: 1 values are too large for bfloat16, the first is 3"):
         api.convert(source, tmp_path / "out", dtype="bfloat16")
 
 
@@ -164,7 +162,7 @@ def test_the_state_of_an_unrolled_training(layout: str, tmp_path: Path, newest_o
     every = {**tensors, **moments, **{path: np.array(count) for path, count in counts.items()}}
     source = write_orbax_checkpoint(tmp_path / "step_00000100", unrolled(every))
     api.convert(source, tmp_path / "out", state=True, layout=layout)
-    found = newest_orbax.restore(tmp_path / "out", 99)
+    found = newest_orbax.restore(tmp_path / "out", step=99)
     for path, values in expected("micro-fuji-gqa", layout).items():
         inside = path.removeprefix("params/")
         for place, factor in ((path, 1), (f"opt_state/0/mu/{inside}", 0.5), (f"opt_state/0/nu/{inside}", 0.25)):
@@ -188,10 +186,9 @@ def test_goldens_compute_axlearns_logits(name: str, tmp_path: Path, in_process: 
 
 
 def test_more_than_ten_layers_are_ordered_by_number(tmp_path: Path, newest_orbax: Restorer) -> None:
-    rows = {path: values for path, values in read_tensors("micro-fuji-gqa").items()}
     tensors = {
         path: np.concatenate([values * (n + 1) for n in range(4)]) if "/repeat/" in path else values
-        for path, values in rows.items()
+        for path, values in read_tensors("micro-fuji-gqa").items()
     }
     source = write_checkpoint(tmp_path / "step_00000100", unrolled(tensors))
     for layout in LAYOUTS:
@@ -247,7 +244,7 @@ def test_layers_in_two_layouts(tmp_path: Path) -> None:
         ({"layout": "sideways"}, "--layout sideways: expected one of scanned, unscanned"),
     ],
 )
-def test_options_that_contradict_each_other(options: dict, message: str, tmp_path: Path) -> None:
+def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         api.plan(AXLEARN / "micro-fuji-gqa", **options)
 
@@ -285,7 +282,7 @@ def test_parameters_of_both_layouts(tmp_path: Path) -> None:
     api.convert(source, tmp_path / "out", layout="unscanned")
     for report in (api.parameters(source, tmp_path / "out"), api.parameters(source, layout="unscanned")):
         assert report.equivalent
-    with pytest.raises(UsageError, match="--layout scanned: .*out is unscanned"):
+    with pytest.raises(UsageError, match=r"--layout scanned: .*out is unscanned"):
         api.parameters(source, tmp_path / "out", layout="scanned")
     published = api.parameters(model="fuji-405B-v3", layout="unscanned")
     assert published.target_total == 405_945_663_488
