@@ -27,7 +27,7 @@ from converter.arguments import (
     VerifyArguments,
     documented,
 )
-from converter.choices import CAST_DTYPES, MAX_JOBS, QK_NORMS
+from converter.choices import CAST_DTYPES, LAYOUTS, MAX_JOBS, QK_NORMS
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -100,6 +100,7 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
         tree=made.tree,
         optimizer=made.state_optimizer,
         force=made.force,
+        layout=made.layout,
     )
     configuration, directory = configure_source(opened, _settings(options["set"])), opened.checkpoint.directory
     target = directory if to is None else resolve_destination(to)
@@ -253,6 +254,7 @@ def parameters(
         mapping=_optional(options["mapping"]),
         options=_table_options(options["untie"], options["option"]),
         tree=options["tree"],
+        layout=options["layout"],
     )
 
 
@@ -285,6 +287,8 @@ def _options(given: ConversionArguments) -> "Options":
         state=given["state"],
         optimizer=given["optimizer"],
         force=given["force"],
+        layout=given["layout"] or LAYOUTS[0],
+        dtype=given["dtype"],
     )
     made.check()
     return made

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast, get_args
 
-from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, QkNorm, Store, Tree
+from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, Layout, QkNorm, ServingDtype, Store, Tree
 
 if TYPE_CHECKING:
     from converter.work import Progress
@@ -67,6 +67,7 @@ class TableArguments(SourceArguments, total=False):
 
     untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
     option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
+    layout: Annotated[Layout | None, Option("All layers in one leaf, or each in leaves of its own; default: scanned.")]
 
 
 class ConversionArguments(TableArguments, total=False):
@@ -79,6 +80,7 @@ class ConversionArguments(TableArguments, total=False):
     link: Annotated[bool, Option("Hard-link chunks instead of copying: no checksums.", False)]
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]
     qk_norm: Annotated[QkNorm, Option("Copy the q/k norm scales, or fit them to stock MaxText.", "plain")]
+    dtype: Annotated[ServingDtype | None, Option("Cast the weights, to serve them: rounded to nearest even.")]
     tree: Annotated[Tree, Option("What becomes the parameters: AXLearn's, or their moving average.", "params")]
     state: Annotated[bool, Option("Also the optimizer's moments, counts and step, to continue the training.", False)]
     optimizer: Annotated[str | None, Option("With --state: adamw (default) or adam_pax.", metavar="NAME")]

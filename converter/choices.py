@@ -17,6 +17,12 @@ Tree = Literal["params", "ema"]
 
 TREES: tuple[Tree, ...] = get_args(Tree)
 
+Layout = Literal["scanned", "unscanned"]
+"""Where MaxText's layers are: together in one leaf, or each in leaves of its own."""
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+SCANNED = LAYOUTS[0]
+
 CastDtype = Literal[
     "bfloat16", "float16", "float32", "float64",
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz",
@@ -24,6 +30,11 @@ CastDtype = Literal[
 """Dtypes that weights can have been cast to."""
 
 CAST_DTYPES: tuple[CastDtype, ...] = get_args(CastDtype)
+
+ServingDtype = Literal["bfloat16"]
+"""Dtypes that a conversion can cast weights to."""
+
+SERVING_DTYPES: tuple[ServingDtype, ...] = get_args(ServingDtype)
 
 MAX_JOBS = 256
 """Blocks in flight, at most: each has a thread."""

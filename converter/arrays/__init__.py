@@ -1,16 +1,18 @@
 """How an array is stored as chunks: metadata, codecs, readers and writers, digests."""
 
 from converter.arrays.array import Array, slices
-from converter.arrays.audit import audit_chunks, file_states
+from converter.arrays.audit import audit_chunks, file_states, largest_chunk_bytes
 from converter.arrays.chunk_codec import FEED_SIZE, can_decode, check_chunk, encode_chunk
+from converter.arrays.database import open_chunk
 from converter.arrays.digest import chunk_digest, start_chunk, sum_digest
 from converter.arrays.encoding import ZSTD, Encoding
 from converter.arrays.object_writer import ObjectLeafStore, content_sum, stored_sum
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
+from converter.arrays.stack import StackStore, split, stack
 from converter.arrays.writer import ChunkWriter, LeafStore
-from converter.arrays.zarr import MAX_DIMENSIONS, read_array, unknown_dtype
+from converter.arrays.zarr import MAX_DIMENSIONS, read_array, read_database_array, unknown_dtype
 from converter.arrays.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "LeafStore",
     "ObjectLeafStore",
     "OpenArray",
+    "StackStore",
     "audit_chunks",
     "can_decode",
     "check_chunk",
@@ -38,10 +41,15 @@ __all__ = [
     "encode_chunk",
     "file_states",
     "frame_header",
+    "largest_chunk_bytes",
     "new_context",
+    "open_chunk",
     "open_stored_array",
     "read_array",
+    "read_database_array",
     "slices",
+    "split",
+    "stack",
     "start_chunk",
     "stored_sum",
     "sum_digest",

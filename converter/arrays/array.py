@@ -22,6 +22,7 @@ class Array:
       encoding: how its chunks are stored.
       directory: where its chunks are, or the OCDBT database that they are in; empty for a planned leaf.
       database_key: its key inside that database; None for a directory of its own.
+      parts: the arrays that a stack consists of, one for each position of its first dimension; empty for all others.
     """
 
     path: str
@@ -31,6 +32,12 @@ class Array:
     encoding: Encoding
     directory: str = ""
     database_key: str | None = None
+    parts: "tuple[Array, ...]" = ()
+
+    @property
+    def each(self) -> "tuple[Array, ...]":
+        """The arrays that are stored: the parts of a stack, or this one."""
+        return self.parts or (self,)
 
     @property
     def item_size(self) -> int:
@@ -56,7 +63,7 @@ class Array:
     @property
     def read_chunks(self) -> tuple[int, ...]:
         """Shape of the smallest part that can be decoded by itself."""
-        return self.encoding.inner_chunks or self.chunks
+        return (1, *self.parts[0].read_chunks) if self.parts else self.encoding.inner_chunks or self.chunks
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -69,15 +76,19 @@ class Array:
         return tuple((0, length) for length in self.shape)
 
     def chunk_key(self, index: tuple[int, ...]) -> str:
-        """Name of a chunk by its place in the grid."""
-        return self.encoding.chunk_key(index)
+        """Name of a chunk by its place in the grid; of a stack's, below the part that has it."""
+        return self.parts[index[0]].chunk_key(index[1:]) if self.parts else self.encoding.chunk_key(index)
 
     def chunk_file(self, index: tuple[int, ...]) -> str:
         """Path of a chunk's file; only for chunks that are files of their own."""
+        if self.parts:
+            return self.parts[index[0]].chunk_file(index[1:])
         return os.path.join(self.directory, self.chunk_key(index))
 
     def chunk_label(self, index: tuple[int, ...]) -> str:
         """A chunk in messages."""
+        if self.parts:
+            return self.parts[index[0]].chunk_label(index[1:])
         return f"{self.path}: chunk {self.chunk_key(index)}"
 
     def chunk_box(self, index: tuple[int, ...]) -> Box:

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from converter.arrays.array import Array
-from converter.storage import DANGLING, DIRECTORY, FILE, UNREADABLE, Blob, is_litter, storage_of
+from converter.arrays.database import database_files, list_keys
+from converter.storage import DANGLING, DIRECTORY, FILE, UNREADABLE, Blob, has_litter_in, is_litter, storage_of
 
 MAX_FINDINGS = 20
 
@@ -28,10 +29,12 @@ class Audit:
 
 def audit_chunks(array: Array) -> Audit:
     """Holds an array's files against its chunk grid, without reading them."""
+    if array.database_key is not None:
+        return _audit_database(array, array.database_key)
     findings = _Findings(array.path)
     stored = 0
     present: set[str] = set()
-    largest = _largest_file(array)
+    largest = largest_chunk_bytes(array)
     try:
         blobs = list(storage_of(array.directory).list(array.directory))
     except OSError as error:
@@ -47,6 +50,26 @@ def audit_chunks(array: Array) -> Audit:
         problem = _problem(blob, largest, array)
         if problem:
             findings.add(f"chunk {blob.name}: {problem}")
+    _find_missing(array, present, findings)
+    return Audit(tuple(findings.lines()), stored)
+
+
+def _audit_database(array: Array, key: str) -> Audit:
+    """The same for an array in a database, which does not tell how large its values are: weights hardly compress."""
+    findings = _Findings(array.path)
+    try:
+        keys = list_keys(array.directory, key)
+    except OSError as error:
+        return Audit((f"{array.path}: the database {array.directory} cannot be listed: {error.strerror}",), 0)
+    names = {name for name in keys if _CHUNK_NAME.match(name)}
+    present = {name for name in names if _in_grid(name, array.grid)}
+    for name in sorted(names - present):
+        findings.add(f"chunk {name}: outside the grid {list(array.grid)}")
+    _find_missing(array, present, findings)
+    return Audit(tuple(findings.lines()), array.bytes)
+
+
+def _find_missing(array: Array, present: set[str], findings: "_Findings") -> None:
     missing = math.prod(array.grid) - len(present)
     if missing:
         names = itertools.islice(
@@ -55,14 +78,15 @@ def audit_chunks(array: Array) -> Audit:
         for name in names:
             findings.add(f"chunk {name}: missing")
         findings.more(missing - MAX_FINDINGS)
-    return Audit(tuple(findings.lines()), stored)
 
 
 def file_states(array: Array) -> list[tuple[str, int, int | str]]:
     """Name, size and version of each of an array's files: what shows that a source is not the same any more.
 
-    Litter comes and goes without that.
+    Litter comes and goes without that. An array in a database has all of the database's files.
     """
+    if array.database_key is not None:
+        return [state for state in database_files(array.directory) if not has_litter_in(state[0])]
     blobs = storage_of(array.directory).list(array.directory)
     return [(blob.name, blob.size, blob.version) for blob in blobs if blob.kind == FILE and not is_litter(blob.name)]
 
@@ -116,6 +140,9 @@ def _problem(blob: Blob, largest: int, array: Array) -> str:
     return ""
 
 
-def _largest_file(array: Array) -> int:
-    """No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %)."""
+def largest_chunk_bytes(array: Array) -> int:
+    """Bytes that a chunk can have as it is stored, at most.
+
+    No compressor makes its input larger than this (zstd: n + n/256 + 64; blosc: n + 16; zlib, bz2 about 1 %).
+    """
     return array.chunk_bytes + array.chunk_bytes // 64 + 1024

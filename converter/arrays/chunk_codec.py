@@ -16,11 +16,11 @@ import numpy as np
 import zstandard
 
 from converter.arrays.array import Array
+from converter.arrays.database import open_chunk
 from converter.arrays.encoding import ZSTD
 from converter.arrays.zstd_frame import FrameCheck
 from converter.dtypes import storage_dtype
 from converter.errors import SourceError
-from converter.storage import storage_of
 
 READ_SIZE = 256 << 10
 """Compressed bytes that are read at once: they stay in a core's cache until they are decoded."""
@@ -176,7 +176,7 @@ def _open_stream(array: Array, index: tuple[int, ...], where: str, *, to_end: bo
     """
     file = array.chunk_file(index)
     try:
-        with storage_of(file).open(file) as raw:
+        with open_chunk(array, index) as raw:
             watched: Any = _WatchedFile(raw, FrameCheck(array.chunk_bytes, where))
             stream: Any = raw
             if array.compressor is not None:

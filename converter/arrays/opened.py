@@ -123,6 +123,11 @@ def open_array(array: Array) -> OpenArray:
     Raises:
       SourceError: it cannot be opened.
     """
+    if array.parts:
+        import tensorstore as ts
+
+        stores = [open_array(part).store for part in array.parts]
+        return OpenArray(array=array, store=ts.stack(stores, axis=0), error=SourceError)
     place = {"directory": array.directory, "database_key": array.database_key}
     if array.encoding.zarr_format == 3:
         return open_stored_array(array.path, **place, zarr_format=3, context=new_context(), error=SourceError)

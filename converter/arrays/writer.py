@@ -89,7 +89,12 @@ class LeafStore:
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.directory), error) from None
 
-    def store_chunk(self, index: tuple[int, ...], size: int, fill: "Callable[[ChunkWriter], None]") -> None:
+    @property
+    def each(self) -> "tuple[LeafStore, ...]":
+        """The places that this one consists of: itself alone."""
+        return (self,)
+
+    def store_chunk(self, index: tuple[int, ...], size: int, fill: "ChunkFill") -> None:
         """Stores one chunk.
 
         Args:
@@ -118,6 +123,10 @@ class LeafStore:
         self.digests[index] = writer.digest()
         if not writer.is_seen:
             self.moved[index] = size
+
+    def moved_bytes(self, index: tuple[int, ...]) -> int | None:
+        """Bytes of a chunk that the storage copied by itself; None for others."""
+        return self.moved.get(index)
 
     def moves(self, source: Reader) -> bool:  # noqa: ARG002
         """Whether the storage can copy an open chunk by itself, so that nothing of it needs to be read."""
@@ -283,3 +292,7 @@ class ChunkWriter:
     def digest(self) -> int | None:
         """The digest of all bytes, the checksum's included; None where the storage copied them by itself."""
         return self._sums.digest()
+
+
+ChunkFill = Callable[[ChunkWriter], None]
+"""Gives a writer the encoded bytes of a chunk, in order."""

@@ -5,16 +5,18 @@ so. So the files are compared with the chunk grid before any work (see `audit`),
 `fill_missing_data_reads: false` (see `opened`).
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from converter.arrays.array import Array
+from converter.arrays.database import read_value
 from converter.arrays.encoding import FLAT_KEYS, LEVEL, NESTED_KEYS, ZSTD, ChunkKeys, Encoding
 from converter.dtypes import ITEM_SIZES, NAMES_OF_ZARR2, ZARR2_NAMES
 from converter.errors import SourceError
-from converter.storage import read_json
+from converter.storage import parse_json, read_json
 from converter.storage import short_text as _text
 
 MAX_METADATA_BYTES = 1 << 20
@@ -49,6 +51,30 @@ def read_array(path: str, directory: str, zarr_format: int = 2) -> Array:
         return parse_array(content, path=path, dtype=str(content["data_type"]), directory=directory)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SourceError(f"{path}: {file}: no metadata of a zarr v3 array") from None
+
+
+def read_database_array(path: str, directory: str, key: str) -> Array:
+    """Reads the metadata of an array in a database of zarr v2 arrays.
+
+    Args:
+      path: the tensor's path.
+      directory: the database.
+      key: the array's key in it.
+
+    Raises:
+      SourceError: as `read_array`.
+    """
+    label = f"{path}: {key}/.zarray in the database {directory}"
+    try:
+        data = read_value(directory, f"{key}/.zarray")
+    except OSError as error:
+        raise SourceError(f"{label}: cannot be read: {error.strerror}") from None
+    if data is None:
+        raise SourceError(f"{label}: is missing")
+    if len(data) > MAX_METADATA_BYTES:
+        raise SourceError(f"{label}: larger than {MAX_METADATA_BYTES >> 20} MiB, the most that metadata can have")
+    content = parse_json(data, SourceError, label=label)
+    return dataclasses.replace(_array(path, directory, content), database_key=key)
 
 
 def parse_array(

@@ -1,6 +1,8 @@
-"""An AXLearn step on disk, in the native format: the commit marker, the index, the arrays' metadata.
+"""An AXLearn step on disk: the commit marker, the index, the arrays' metadata.
 
     step_00000100/{index, gda/<path>/<zarr v2 array>}
+
+In Orbax's format, see `axlearn_orbax`, the index is the same and the arrays are elsewhere.
 
 A step is committed when `index` is a file; it is written last (axlearn/common/checkpointer.py). `index` is a JSON list
 of pairs; a pair whose value is a dictionary is a tensor, with its shape as a text that holds a Python tuple.
@@ -9,10 +11,10 @@ of pairs; a pair whose value is a dictionary is a tensor, with its shape as a te
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.arrays import MAX_DIMENSIONS, Array, read_array, unknown_dtype
+from converter.arrays import MAX_DIMENSIONS, Array, read_array, read_database_array, stack, unknown_dtype
 from converter.dtypes import ITEM_SIZES
 from converter.errors import SourceError
 from converter.storage import DIRECTORY, FILE, Blob, in_parallel, is_file, read_json, storage_of
@@ -55,6 +57,8 @@ class Checkpoint:
       tensors: every tensor of the index, by path.
       others: paths of index entries that are not tensors (iterator states).
       notes: what is worth knowing about the choice of this step, one line each.
+      state: where AXLearn's OrbaxCheckpointer put the arrays; empty for the native format.
+      is_database: the arrays there are in an OCDBT database.
     """
 
     directory: str
@@ -62,6 +66,8 @@ class Checkpoint:
     tensors: Mapping[str, IndexEntry]
     others: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    state: str = ""
+    is_database: bool = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,7 +75,9 @@ class Checkpoint:
         return {path: entry.shape or () for path, entry in self.tensors.items()}
 
     def array_directory(self, path: str) -> str:
-        """Where a tensor's zarr array lives."""
+        """Where a tensor's zarr array lives, if it has a directory of its own."""
+        if self.state:
+            return os.path.join(self.state, orbax_key(path))
         return os.path.join(self.directory, "gda", path)
 
     def read_array(self, path: str) -> Array:
@@ -80,14 +88,37 @@ class Checkpoint:
         """
         if self.tensors[path].problem:
             raise SourceError(self.tensors[path].problem)
+        if self.is_database:
+            return read_database_array(path, self.state, orbax_key(path))
         return read_array(path, self.array_directory(path))
 
-    def read_arrays(self, paths: list[str]) -> dict[str, Array]:
+    def read_arrays(
+        self, paths: Sequence[str], stacks: Mapping[str, tuple[str, ...]] | None = None
+    ) -> dict[str, Array]:
         """Reads the array metadata of tensors and compares it with the index.
 
+        Args:
+          paths: of tensors, or of stacks.
+          stacks: path of a stack to the tensors that are its parts.
+
         Raises:
-          SourceError: metadata is missing or damaged, or the index says another shape or dtype; lists all findings.
+          SourceError: metadata is missing or damaged, the index says another shape or dtype, or the parts of a stack
+            differ; lists all findings.
         """
+        parts = {path: (stacks or {}).get(path, (path,)) for path in paths}
+        found = self._read_parts([part for one in parts.values() for part in one])
+        result: dict[str, Array] = {}
+        problems: list[str] = []
+        for path, names in parts.items():
+            try:
+                result[path] = found[path] if names == (path,) else stack(path, [found[name] for name in names])
+            except SourceError as error:
+                problems.append(error.message)
+        if problems:
+            raise SourceError(f"{self.directory}: {problems[0]}", problems[1:])
+        return result
+
+    def _read_parts(self, paths: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         problems: list[str] = []
         for path, array in zip(paths, in_parallel(self._try_to_read, paths, self.directory), strict=True):
@@ -110,9 +141,20 @@ class Checkpoint:
             return error
 
 
+def orbax_key(path: str) -> str:
+    """The key of a tensor in Orbax's format."""
+    return path.replace("/", ".")
+
+
+def index_file(directory: str) -> str:
+    """The index of a step: a file in the native format, and in Orbax's one below a directory of that name."""
+    index = os.path.join(directory, "index")
+    return os.path.join(index, "index") if storage_of(index).is_directory(index) else index
+
+
 def is_committed(directory: str) -> bool:
     """Whether a step directory has its commit marker."""
-    return is_file(os.path.join(directory, "index"))
+    return is_file(index_file(directory))
 
 
 def status_of(place: str) -> Blob | None:
@@ -133,15 +175,11 @@ def check_committed(directory: str) -> None:
     """Refuses a step without its commit marker.
 
     Raises:
-      SourceError: the marker is missing, cannot be seen, or is that of another format.
+      SourceError: the marker is missing, or cannot be seen.
     """
-    index = os.path.join(directory, "index")
-    status = status_of(index)
+    status = status_of(os.path.join(directory, "index"))
     if status is not None and status.kind == DIRECTORY:
-        raise SourceError(
-            f"{directory}: this step was saved by AXLearn's OrbaxCheckpointer (index is a directory); "
-            "only the native format is supported, re-save it with the default Checkpointer"
-        )
+        status = status_of(index_file(directory))
     if status is None or status.kind != FILE:
         raise SourceError(f"{directory}: not committed, it has no index file; the save was interrupted or is under way")
 
@@ -153,7 +191,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
       SourceError: the index is missing or damaged. What is wrong with single tensors is told by their entries.
     """
     check_committed(directory)
-    file = os.path.join(directory, "index")
+    file = index_file(directory)
     tensors: dict[str, IndexEntry] = {}
     others: dict[str, None] = {}
     step: int | None = None

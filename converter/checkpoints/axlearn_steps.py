@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from converter.checkpoints.axlearn import Checkpoint, check_committed, read_checkpoint, status_of
+from converter.checkpoints.axlearn_orbax import is_orbax_step, read_orbax_checkpoint
 from converter.errors import SourceError
 from converter.storage import DANGLING, DIRECTORY, Blob, storage_of
 
@@ -50,7 +51,8 @@ def open_step(path: str, step: int | None = None) -> Checkpoint:
     """
     found = find_step(path, step)
     try:
-        checkpoint = read_checkpoint(found.directory)
+        read = read_orbax_checkpoint if is_orbax_step(found.directory) else read_checkpoint
+        checkpoint = read(found.directory)
         _check_whole(checkpoint)
     except SourceError as error:
         if not found.latest:
@@ -109,10 +111,8 @@ def step_number(directory: str) -> int | None:
 
 
 def step_state(directory: str) -> str:
-    """What a step is: "committed", "uncommitted", "orbax" (saved by OrbaxCheckpointer) or "unreadable"."""
+    """What a step is: "committed", "uncommitted" or "unreadable"."""
     try:
-        if storage_of(directory).is_directory(os.path.join(directory, "index")):
-            return "orbax"
         return "uncommitted" if _why_not_committed(directory) else "committed"
     except SourceError:
         return "unreadable"
@@ -217,7 +217,7 @@ def _check_whole(checkpoint: Checkpoint) -> None:
             "copy the step again, or rename the directory if the index is right"
         )
     # The dot asks for permission to enter, which all arrays need.
-    if checkpoint.tensors and status_of(os.path.join(directory, "gda", ".")) is None:
+    if checkpoint.tensors and not checkpoint.state and status_of(os.path.join(directory, "gda", ".")) is None:
         raise SourceError(f"{directory}: there is an index, but no gda/ directory; the step was copied incompletely")
 
 

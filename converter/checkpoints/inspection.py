@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from converter.arrays import read_array
-from converter.checkpoints.axlearn import read_checkpoint
+from converter.checkpoints.axlearn import Checkpoint, read_checkpoint
+from converter.checkpoints.axlearn_orbax import is_orbax_step, read_orbax_checkpoint
 from converter.checkpoints.axlearn_steps import find_step, list_steps, step_number, step_state
-from converter.checkpoints.maxtext import Target, find_items, read_target
+from converter.checkpoints.maxtext import CUSTOM_METADATA, Target, find_items, read_target
 from converter.checkpoints.names import CONFIG_NAME, METADATA_KEY, RECEIPT_NAME
 from converter.errors import Ax2mtError, SourceError
 from converter.location import locate, unreadable_name
@@ -124,19 +125,19 @@ def _inspect(path: str, place: str) -> Inspection:
 def _trainer(path: str, steps: dict[int, str]) -> Inspection:
     result = Inspection(path, "axlearn-trainer", "an AXLearn trainer directory")
     states = {number: step_state(place) for number, place in steps.items()}
-    for state in ("committed", "uncommitted", "orbax", "unreadable"):
+    for state in ("committed", "uncommitted", "unreadable"):
         found = [number for number in steps if states[number] == state]
         if found or state in ("committed", "uncommitted"):
             result.facts[f"{state}_steps"] = found
     if "committed" not in states.values():
-        result.missing.append("a committed step in the native format")
+        result.missing.append("a committed step")
         return result
     try:
         newest = find_step(path)
     except Ax2mtError as error:
         result.missing.append(error.message)
         return result
-    latest = _axlearn_step(path, newest.directory)
+    latest = (_orbax_step if is_orbax_step(newest.directory) else _axlearn_step)(path, newest.directory)
     result.facts.update({"latest": newest.directory, **latest.facts})
     if newest.notes:
         result.facts["passed_over"] = list(newest.notes)
@@ -152,6 +153,12 @@ def _axlearn_step(path: str, place: str) -> Inspection:
         result.title = "an AXLearn step whose index cannot be read"
         result.missing.append(error.message)
         return result
+    _describe(result, checkpoint, place)
+    return result
+
+
+def _describe(result: Inspection, checkpoint: Checkpoint, place: str) -> None:
+    """Lists a step's tensors."""
     elements = 0
     for number, (name, entry) in enumerate(checkpoint.tensors.items()):
         if name.startswith("model/"):
@@ -170,7 +177,6 @@ def _axlearn_step(path: str, place: str) -> Inspection:
     if checkpoint.others:
         result.facts["other_entries"] = list(checkpoint.others[:20])
     result.facts.update(_size(place))
-    return result
 
 
 def _uncommitted_step(path: str, place: str) -> Inspection:
@@ -183,11 +189,16 @@ def _uncommitted_step(path: str, place: str) -> Inspection:
 
 def _orbax_step(path: str, place: str) -> Inspection:
     result = Inspection(path, "axlearn-orbax-step", "an AXLearn step in Orbax format (OrbaxCheckpointer)")
-    result.facts["step"] = step_number(place)
-    result.facts.update(_size(place))
-    for name in ("_CHECKPOINT_METADATA", "state/_METADATA"):
-        if not is_file(os.path.join(place, name)):
-            result.missing.append(name)
+    try:
+        checkpoint = read_orbax_checkpoint(place)
+    except Ax2mtError as error:
+        result.facts["step"] = step_number(place)
+        result.facts.update(_size(place))
+        result.missing.append(error.message)
+        return result
+    _describe(result, checkpoint, place)
+    if not is_file(os.path.join(place, CUSTOM_METADATA)):
+        result.missing.append(CUSTOM_METADATA)
     return result
 
 

@@ -162,6 +162,8 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
         "tree": plan.tree,
+        "layout": plan.options.layout,
+        "dtype": plan.options.dtype,
         "state": {scalar.path: scalar.value for _, scalar in plan.scalars},
         "chunks of the leaves": hashlib.sha256(leaves.encode()).hexdigest()[:16],
         "maxtext.yml": json.loads(json.dumps(plan.config)),
@@ -199,10 +201,14 @@ def _source_digest(source: Source) -> str:
       SourceError: a directory is not there any more.
     """
     digest = hashlib.sha256()
+    databases: set[str] = set()
     try:
         for name, array in sorted(source.arrays.items()):
             digest.update(repr((name, array.shape, array.chunks, array.dtype, array.compressor)).encode())
-            digest.update(repr(sorted(file_states(array))).encode())
+            for part in array.each:
+                if part.database_key is None or part.directory not in databases:
+                    digest.update(repr(sorted(file_states(part))).encode())
+                databases |= {part.directory} if part.database_key is not None else set()
     except OSError as error:
         raise SourceError(f"{error.filename}: cannot be read any more: {error.strerror}") from None
     return digest.hexdigest()[:16]

@@ -9,11 +9,13 @@ from converter.arrays import (
     ChunkWriter,
     FrameCheck,
     LeafStore,
+    StackStore,
     check_chunk,
     frame_header,
+    open_chunk,
 )
 from converter.errors import SourceError
-from converter.storage import Reader, ReadError, storage_of
+from converter.storage import Reader, ReadError
 
 
 def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -24,7 +26,7 @@ def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, .
     return tuple(result)
 
 
-def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
+def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore | StackStore) -> int:
     """Copies one chunk; returns its bytes.
 
     The chunk's zstd frame is followed from block to block, so that truncated and foreign files are found. One that does
@@ -49,7 +51,7 @@ def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
         return size
 
 
-def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore) -> int:
+def link_chunk(array: Array, index: tuple[int, ...], store: LeafStore | StackStore) -> int:
     """Links one chunk into the target; returns its bytes.
 
     Only the head of the zstd frame is checked: to follow its blocks would take longer than all the rest. One that does
@@ -71,7 +73,7 @@ def _open(array: Array, index: tuple[int, ...]) -> Iterator[tuple[Reader, str]]:
     """An open chunk and its name for messages; what cannot be read of it in the block is the source's fault."""
     where, path = array.chunk_label(index), array.chunk_file(index)
     try:
-        chunk = storage_of(path).open(path)
+        chunk = open_chunk(array, index)
     except OSError as error:
         raise SourceError(f"{where}: {path} cannot be read: {error.strerror}") from None
     with chunk:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from converter.arrays import Array, BlockReader, LeafStore, encode_chunk, slices
+from converter.arrays import Array, BlockReader, LeafStore, StackStore, encode_chunk, slices
 from converter.axes import AxisMap, Box, Span, block_map, groups, source_box, target_box
+from converter.conversion.cast import cast
 from converter.dtypes import storage_dtype
 from converter.mapping import Scale
 from converter.planning import Task
@@ -42,7 +43,7 @@ class Rewriter:
         elements = sum(math.prod(high - low for low, high in box) for box in boxes)
         return elements * self.task.leaves[0].item_size
 
-    def is_done(self, group: Span, stores: Sequence[LeafStore]) -> bool:
+    def is_done(self, group: Span, stores: Sequence[LeafStore | StackStore]) -> bool:
         """Whether an earlier run stored all chunks of a group whole."""
         for number, store in enumerate(stores):
             box = target_box(self.task.axis_map, group, number)
@@ -50,7 +51,7 @@ class Rewriter:
                 return False
         return True
 
-    def rewrite(self, group: Span, stores: Sequence[LeafStore], *, keep: bool) -> tuple[int, int]:
+    def rewrite(self, group: Span, stores: Sequence[LeafStore | StackStore], *, keep: bool) -> tuple[int, int]:
         """Rewrites one group.
 
         Args:
@@ -98,7 +99,9 @@ class Rewriter:
             self._maps[lengths] = block_map(self.task.axis_map, span)
         return self._maps[lengths]
 
-    def _encode(self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore], keep: bool) -> int:
+    def _encode(
+        self, span: Span, targets: Sequence[np.ndarray], stores: Sequence[LeafStore | StackStore], keep: bool
+    ) -> int:
         """Encodes all target chunks of a block; returns how many."""
         count = 0
         for number, (store, moved) in enumerate(zip(stores, targets, strict=True)):
@@ -114,8 +117,12 @@ class Rewriter:
     def _values(self, leaf: Array, box: Box, moved: np.ndarray) -> np.ndarray:
         """What is written of a block that was moved: the value rule is applied here."""
         if isinstance(self.task.value, Scale):
-            return self.task.value.apply(moved, self.task.axis_map.sizes)
-        return self.computed[leaf.path][slices(box)] if leaf.path in self.computed else moved
+            moved = self.task.value.apply(moved, self.task.axis_map.sizes)
+        elif leaf.path in self.computed:
+            moved = self.computed[leaf.path][slices(box)]
+        if leaf.dtype == self.task.sources[0].dtype:
+            return moved
+        return cast(moved, leaf.dtype, leaf.path)
 
 
 def _cut_chunk(leaf: Array, index: tuple[int, ...], box: Box, values: np.ndarray) -> np.ndarray:
@@ -132,7 +139,7 @@ def _cut_chunk(leaf: Array, index: tuple[int, ...], box: Box, values: np.ndarray
     return chunk
 
 
-def store_chunk(store: LeafStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
+def store_chunk(store: LeafStore | StackStore, index: tuple[int, ...], chunk: np.ndarray) -> None:
     """Encodes and stores one chunk.
 
     Raises:

@@ -119,6 +119,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
         tree=options.tree,
         optimizer=options.state_optimizer,
         force=options.force,
+        layout=options.layout,
     )
     configuration = configure_source(source, request.settings)
     transfer = transfer_between(source.checkpoint.directory, destination)
@@ -259,6 +260,8 @@ def _origin(conversion: Conversion) -> Origin:
         "store": plan.options.store,
         "set": dict(plan.settings),
         "tree": plan.tree,
+        "layout": plan.options.layout,
+        "dtype": plan.options.dtype,
         "state": _state_record(plan),
     }
     training = training_keys(table)

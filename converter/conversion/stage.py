@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from converter.arrays import Array, LeafStore
+from converter.arrays import Array, LeafStore, StackStore
 from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, stored_record
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
@@ -95,6 +95,15 @@ class Work(Protocol):
     def close(self) -> None:
         """Leaves the work area for a later run."""
         ...
+
+
+def open_stack(stage: Work, leaf: Array) -> LeafStore | StackStore:
+    """Opens a leaf of a task for writing: one leaf, or one for each layer.
+
+    Raises:
+      DestinationError: it cannot be created.
+    """
+    return StackStore(leaf, [stage.open_leaf(part) for part in leaf.parts]) if leaf.parts else stage.open_leaf(leaf)
 
 
 class Stage(Work):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from converter.arrays import LeafStore, check_chunk
+from converter.arrays import LeafStore, StackStore, check_chunk
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk, target_index
 from converter.conversion.rewrite import Rewriter, store_chunk
-from converter.conversion.stage import Work
+from converter.conversion.stage import Work, open_stack
 from converter.planning import IN_STORE, LINK, Task
 from converter.storage import storage_of
 from converter.work import ByteBudget, Progress
@@ -151,12 +151,12 @@ class _Engine:
             work.open_units -= 1
             if work.open_units:
                 return
-            for store in work.stores:
-                self.digests[store.leaf.path] = store.digests
+            for part in (part for store in work.stores for part in store.each):
+                self.digests[part.leaf.path] = part.digests
         for store in work.stores:
             store.finish()
-        for leaf in work.task.leaves:
-            self.progress.leaf_done(leaf.path)
+        for part in (part for leaf in work.task.leaves for part in leaf.each):
+            self.progress.leaf_done(part.path)
 
     def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, int, Unit]]":
         """All work of a kind in the order of the model; made only as it is asked for."""
@@ -181,7 +181,7 @@ class _Engine:
             if not kept:
                 move(array, index, store)
             self._count(kept=kept, passed=not kept)
-            if (size := store.moved.get(target_index(index, leaf.encoding.order))) is not None:
+            if (size := store.moved_bytes(target_index(index, leaf.encoding.order))) is not None:
                 self._count(moved=1, moved_bytes=size)
                 self.progress.moved(1, size)
             return array.clipped_bytes(index)
@@ -226,10 +226,10 @@ class _TaskWork:
     def __init__(self, task: Task):
         self.task = task
         self.open_units = task.units
-        self.stores: list[LeafStore] = []
+        self.stores: list[LeafStore | StackStore] = []
         self._lock = threading.Lock()
 
     def open(self, stage: Work) -> None:
         with self._lock:
             if not self.stores:
-                self.stores = [stage.open_leaf(leaf) for leaf in self.task.leaves]
+                self.stores = [open_stack(stage, leaf) for leaf in self.task.leaves]

@@ -22,6 +22,7 @@ from converter.mapping.settings import (
     training_keys,
     undecided_keys,
 )
+from converter.mapping.stacks import stack_parts
 from converter.mapping.table import (
     LAYER_AXIS,
     LAYER_FIELD,
@@ -102,6 +103,7 @@ __all__ = [
     "schedule_count",
     "schedule_form",
     "source_arithmetic",
+    "stack_parts",
     "training_keys",
     "undecided_keys",
 ]

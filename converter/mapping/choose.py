@@ -7,6 +7,7 @@ from dataclasses import replace
 from converter.errors import Ax2mtError, MappingError
 from converter.mapping.learner import TRAINER_CONFIG
 from converter.mapping.match import Match, Shape, join, match_table, matches
+from converter.mapping.stacks import fold
 from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
 from converter.mapping.trained import Line, read_model
 
@@ -106,19 +107,19 @@ def _nearest(
 def _known(table: MappingTable, shapes: Mapping[str, Shape]) -> tuple[int, int]:
     """How many tensors a table has a row for, wherever its layers are, and how many rows for all models have none."""
     prefix = join(table.axlearn.prefix, "")
-    own = {path.removeprefix(prefix): len(shape) for path, shape in shapes.items() if path.startswith(prefix)}
+    folded = fold(shapes, table.axlearn.layers)
+    own = {path.removeprefix(prefix): len(shape) for path, shape in folded.shapes.items() if path.startswith(prefix)}
     found: set[str] = set()
     idle = 0
     for row in table.rows:
         here: set[str] = set()
         for name, axes in zip(row.axlearn, row.expression.sources, strict=True):
-            stacks = {layout.axis is not None for layout in table.axlearn.layers} if row.in_layer else {False}
-            end, dims = name.removeprefix(LAYER_FIELD), {len(axes) + stacked for stacked in stacks}
+            end, dims = name.removeprefix(LAYER_FIELD), len(axes) + row.in_layer
             here |= {
                 path
                 for path, count in own.items()
-                if count in dims and (path.endswith(end) if row.in_layer else path == end)
+                if count == dims and (path.endswith(end) if row.in_layer else path == end)
             }
         found |= here
         idle += not here and not row.when and not row.option
-    return len(found), idle
+    return sum(len(folded.stacks.get(prefix + path, (path,))) for path in found), idle

@@ -15,6 +15,7 @@ from typing import Any
 from converter.errors import UsageError
 from converter.mapping.match import Match, MatchedRow
 from converter.mapping.path_pattern import PathPattern, PatternError
+from converter.mapping.stacks import stack_parts
 from converter.mapping.table import LAYER_FIELD, Number
 
 PREFIX = "learner."
@@ -177,7 +178,11 @@ def _trained_scales(match: Match, trained: TrainedLearner) -> tuple[Constant | N
         return None, f"{TRAINER_CONFIG}: a pattern of scale_by_path cannot be read: {error}"
     by_row: list[float] = []
     for row in match.rows:
-        found = {_scale_of(_below(match, path), rules, trained.default_scale) for path in row.sources}
+        found = {
+            _scale_of(_below(match, part), rules, trained.default_scale)
+            for path in row.sources
+            for part in match.parts(path)
+        }
         if len(found) > 1:
             return None, f"{TRAINER_CONFIG}: the tensors that become {row.targets[0]} have different update scales"
         by_row.append(found.pop())
@@ -204,9 +209,10 @@ def _leaf_scales(match: Match, by_row: Sequence[float]) -> dict[str, float]:
     wide: dict[str, set[float]] = {}
     names: dict[str, str] = {}
     for row, scale in zip(match.rows, by_row, strict=True):
-        for leaf, pattern in zip(row.targets, _patterns(match, row), strict=True):
-            exact[leaf], names[leaf] = scale, pattern
-            wide.setdefault(pattern, set()).add(scale)
+        for target, pattern in zip(row.targets, _patterns(match, row), strict=True):
+            for leaf in stack_parts(target) or (target,):
+                exact[leaf], names[leaf] = scale, pattern
+                wide.setdefault(pattern, set()).add(scale)
     result: dict[str, float] = {}
     for leaf, scale in exact.items():
         if scale != 1:

@@ -8,15 +8,15 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from converter.axes import Expression, ShapeFact, solve_sizes
 from converter.errors import MappingError
+from converter.mapping.stacks import MAX_LAYERS, STACK_AXIS, Shape, fold, stack_name, stack_parts
 from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, Marker, TensorRow
 from converter.mapping.values import COPY, Fit, ValueRule
 from converter.words import MAX_LISTED, option_flag, shorten
 
-Shape = tuple[int, ...]
 MAX_PLACES = 100_000
 """Rows times layers; the largest model of the family has some hundred."""
 
@@ -30,8 +30,8 @@ class MatchedRow:
 
     Attributes:
       row: the row of the table.
-      sources: full paths of its source tensors.
-      targets: full paths of its target leaves.
+      sources: full paths of its source tensors; a stack of layers in names counts as one, see `stacks`.
+      targets: full paths of its target leaves, likewise.
       expression: the row's axes with the layer axis where the layouts have it.
       value: what becomes of the values, with the options that are on.
       source_place: the layer's full path in the source; empty for tensors that belong to no layer.
@@ -63,6 +63,9 @@ class Match:
       target_layout: name of the target's layer layout.
       prefix: what stands before the path of every source tensor that is converted; the table's own where the
         parameters themselves are.
+      source_layout: name of the source's layer layout; empty where the table has no layers.
+      shapes: path to shape of every tensor of the checkpoint, stacks in the place of their parts.
+      stacks: path of each stack of the source to the paths of its parts.
     """
 
     table: MappingTable
@@ -75,6 +78,13 @@ class Match:
     options: frozenset[str]
     target_layout: str
     prefix: str
+    source_layout: str = ""
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def parts(self, path: str) -> tuple[str, ...]:
+        """The tensors of the checkpoint that a path of a row stands for."""
+        return self.stacks.get(path, (path,))
 
     def rows_of(self, *roles: str) -> dict[str, tuple[MatchedRow, ...]]:
         """The rows with these roles, by the place of their layer in the source; places that lack one are left out."""
@@ -126,11 +136,12 @@ class _Matcher:
         prefix: str | None,
     ) -> None:
         self.table = table
-        self.shapes = shapes
+        folded = fold(shapes, table.axlearn.layers)
+        self.shapes, self.stacks, self.layouts = folded.shapes, folded.stacks, folded.layouts
         self.options = frozenset(options)
         self.target_layout = target_layout
         self.prefix = table.axlearn.prefix if prefix is None else prefix
-        self.problems: list[str] = []
+        self.problems: list[str] = list(folded.problems)
         self.kinds: set[str] = set()
 
     def match(self) -> tuple[Match, list[str]]:
@@ -151,6 +162,7 @@ class _Matcher:
             self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
             (*dict.fromkeys(drop.note for drop in dropped.values() if drop.note), *self._idle_notes(rows)), sizes,
             max(blocks, 1), frozenset(self.kinds), self.options, self.target_layout, self.prefix,
+            source.name if source else "", self.shapes, self.stacks,
         )  # fmt: skip
         return match, self.problems
 
@@ -165,9 +177,9 @@ class _Matcher:
 
     def _source_layout(self) -> LayerLayout | None:
         """The source layout in which layers are found; they cannot be mixed."""
-        found = [layout for layout in self.table.axlearn.layers if self._found_blocks(layout)]
-        if self.table.axlearn.layers and not found:
-            looked = " or ".join(join(self.prefix, layout.path) for layout in self.table.axlearn.layers)
+        found = [layout for layout in self.layouts if layout.axis is not None and self._found_blocks(layout)]
+        if self.layouts and not found:
+            looked = " or ".join(join(self.prefix, layout.path) for layout in self.layouts)
             self.problems.append(f"no layers at {looked}")
         if len(found) > 1:
             self.problems.append("layers in several layouts: " + ", ".join(layout.name for layout in found))
@@ -177,10 +189,7 @@ class _Matcher:
         layouts = {layout.name: layout for layout in self.table.maxtext.layers}
         if layouts and self.target_layout not in layouts:
             self.problems.append(f"the table has no target layout '{self.target_layout}' ({', '.join(layouts)})")
-        layout = layouts.get(self.target_layout)
-        if layout is not None and layout.axis is None:
-            self.problems.append(f"the target layout '{layout.name}' has no axis of layers; it can only be read")
-        return layout
+        return layouts.get(self.target_layout)
 
     def _found_blocks(self, layout: LayerLayout) -> set[int]:
         text = re.escape(join(self.prefix, layout.path)).replace(r"\{block\}", r"(\d{1,4})")
@@ -237,6 +246,10 @@ class _Matcher:
         if len(self.table.rows) * len(kinds) > MAX_PLACES:
             self.problems.append(f"{len(kinds)} layers in a cycle for {len(self.table.rows)} rows; no model has that")
             return result
+        repeats = self._repeats(source) if source else 1
+        if repeats * len(kinds) > MAX_LAYERS:
+            self.problems.append(f"{repeats * len(kinds)} layers; expected {MAX_LAYERS} at most")
+            return result
         for row in self.table.rows:
             if row.option and row.option not in self.options:
                 continue
@@ -244,15 +257,24 @@ class _Matcher:
                 if not row.when or row.when in self.kinds:
                     result.append(self._place(row, "", "", row.expression))
             elif source and target:
-                expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target.axis)
+                target_at = STACK_AXIS if target.axis is None else target.axis
+                expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target_at)
                 for block, found in enumerate(kinds):
                     if not row.when or row.when in found:
                         place = source.path.replace("{block}", str(block))
-                        target_place = target.path.replace("{block}", str(block))
+                        target_place = _target_place(target, block, len(kinds), repeats)
                         result.append(self._place(row, place, target_place, expression))
-        _check_tree([path for matched in result for path in matched.targets], self.problems)
+        _check_tree([part for matched in result for path in matched.targets for part in _each(path)], self.problems)
         order = {place: number for number, place in enumerate(dict.fromkeys(r.source_place for r in result))}
         return sorted(result, key=lambda matched: order[matched.source_place] if matched.source_place else -1)
+
+    def _repeats(self, source: LayerLayout) -> int:
+        """How often the cycle of layers is repeated: by the first tensor of a layer that there is."""
+        text = re.escape(join(self.prefix, source.path)).replace(r"\{block\}", r"\d{1,4}")
+        pattern, axis = re.compile(text + "/"), source.axis or 0
+        return next(
+            (shape[axis] for path, shape in self.shapes.items() if len(shape) > axis and pattern.match(path)), 1
+        )
 
     def _place(self, row: TensorRow, source: str, target: str, expression: Expression) -> MatchedRow:
         prefixes = self.prefix, self.table.maxtext.prefix
@@ -276,7 +298,7 @@ class _Matcher:
                     self.problems.append(f"missing in the checkpoint: {path}{self._nearest(path, self.shapes)}")
                 if not matched.row.option:
                     consumed[path] = consumed.get(path, 0) + 1
-            for path in matched.targets:
+            for path in (part for target in matched.targets for part in _each(target)):
                 produced[path] = produced.get(path, 0) + 1
         self.problems += [f"consumed {count} times: {path}" for path, count in consumed.items() if count > 1]
         self.problems += [f"produced {count} times: {path}" for path, count in produced.items() if count > 1]
@@ -321,6 +343,20 @@ class _Matcher:
         except MappingError as error:
             self.problems += [error.message, *error.details]
             return {}
+
+
+def _target_place(layout: LayerLayout, block: int, blocks: int, repeats: int) -> str:
+    """A layer's place in the target; where layers live in names, that of all repeats of its block."""
+    if layout.axis is not None:
+        return layout.path.replace("{block}", str(block))
+    if LAYER_FIELD in layout.path:
+        return stack_name(layout.path, range(block, repeats * blocks, blocks))
+    return stack_name(layout.path.replace("{block}", str(block)), range(repeats))
+
+
+def _each(path: str) -> tuple[str, ...]:
+    """The leaves that a row's target stands for."""
+    return stack_parts(path) or (path,)
 
 
 def join(prefix: str, path: str) -> str:

@@ -47,8 +47,11 @@ def read_tree(section: Section) -> TreeLayout:
         if not isinstance(path, str) or not (axis is None or (type(axis) is int and 0 <= axis <= 8)):
             section.fail(f"layers.{name}: path must be a text and axis a number from 0 to 8", "layers")
         fields = set(re.findall(r"\{(\w*)\}", path))
-        if axis is None and fields != {"layer"}:
-            section.fail(f"layers.{name}: without an axis of layers, {{layer}} must be in {path!r}", "layers")
+        if axis is None and (fields not in ({"layer"}, {"repeat", "block"}) or path.count("{") != len(fields)):
+            section.fail(
+                f"layers.{name}: without an axis of layers, {{layer}} must be in {path!r}, or {{repeat}} and {{block}}",
+                "layers",
+            )
         if axis is not None and not fields <= {"block"}:
             section.fail(f"layers.{name}: unknown field in {path!r}; only {{block}} is allowed there", "layers")
         if section.name == "maxtext":

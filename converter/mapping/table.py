@@ -15,6 +15,9 @@ LAYER_AXIS = "layers"
 LAYER_FIELD = "{layer}"
 """Stands in a row's paths for the place of one layer."""
 
+REPEAT_FIELDS = ("{layer}", "{repeat}")
+"""Stand in the path of a layout for a layer's number in the model, and for that of the cycle it belongs to."""
+
 ConfigValue = bool | int | float | str | list[str]
 
 Number = int | float
@@ -32,7 +35,8 @@ class LayerLayout:
 
     Attributes:
       name: such as `scanned`.
-      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model.
+      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model, `{repeat}`
+        its cycle's number.
       axis: the dimension of every layer tensor that holds the repeats of the cycle; None where each layer has its own
         place.
     """

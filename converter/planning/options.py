@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
-from converter.choices import STORES, TREES
+from converter.choices import LAYOUTS, SERVING_DTYPES, STORES, TREES
 from converter.errors import UsageError
 from converter.storage import is_remote, storage_of
 
@@ -33,6 +33,8 @@ class Options:
       optimizer: MaxText's, whose state is written; None for the default.
       force: convert the state also where training cannot go on exactly.
       transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
+      layout: MaxText's layer layout, see LAYOUTS.
+      dtype: what weights are cast to; None for none.
     """
 
     table: frozenset[str] = frozenset()
@@ -45,6 +47,8 @@ class Options:
     state: bool = False
     optimizer: str | None = None
     force: bool = False
+    layout: str = LAYOUTS[0]
+    dtype: str | None = None
 
     @property
     def state_optimizer(self) -> Optimizer | None:
@@ -67,6 +71,17 @@ class Options:
             raise UsageError("--store zarr2 is for local files; use --store files or ocdbt in an object store")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"--layout {self.layout}: expected one of {', '.join(LAYOUTS)}")
+        if self.dtype is not None and self.dtype not in SERVING_DTYPES:
+            raise UsageError(f"--dtype {self.dtype}: expected {' or '.join(SERVING_DTYPES)}")
+        if self.dtype is not None and self.link:
+            raise UsageError(f"--link passes chunks through, --dtype {self.dtype} rewrites them; give one of them")
+        if self.dtype is not None and self.state and not self.force:
+            raise UsageError(
+                f"--state keeps what a training needs exactly, --dtype {self.dtype} rounds it; drop one of them, or "
+                "add --force"
+            )
         if self.tree not in TREES:
             raise UsageError(f"--tree {self.tree}: expected one of {', '.join(TREES)}")
         if self.state and self.tree != TREES[0]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from converter.axes import AxisMap, product_size
 from converter.checkpoints import Made, Target, check_pair, open_target, recorded_settings, recorded_trees
+from converter.choices import SCANNED
 from converter.errors import DestinationError, SourceError, UsageError
 from converter.location import locate
 from converter.mapping import (
@@ -23,9 +24,10 @@ from converter.mapping import (
     model_config,
     read_model,
     source_arithmetic,
+    stack_parts,
 )
 from converter.planning.relation import relation, without_layers
-from converter.planning.source import check_options, chosen_tree, evident_options, open_source
+from converter.planning.source import check_options, chosen_tree, evident_match, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ def make_report(
     mapping: str | None = None,
     options: Collection[str] = (),
     tree: str | None = None,
+    layout: str | None = None,
 ) -> ParameterReport:
     """Makes the report of a checkpoint or of a published model.
 
@@ -150,6 +153,7 @@ def make_report(
       mapping: path of a user's own table, or None.
       options: options of the mapping table that are on; with a destination, those that it was made with count.
       tree: what becomes MaxText's parameters; None for the one that the checkpoint names, or AXLearn's parameters.
+      layout: MaxText's layer layout; None for the destination's, or the usual one.
 
     Raises:
       UsageError: neither a source nor a model was named.
@@ -163,9 +167,9 @@ def make_report(
         if tree is not None:
             raise UsageError("--tree chooses a tree of a checkpoint, and --model has none: give SRC")
         match, shapes = find_published(tables, model)
-        if options:
+        if options or layout is not None:
             check_options([match.table], options)
-            match = match_table(match.table, shapes, options=options)
+            match = match_table(match.table, shapes, options=options, target_layout=layout or SCANNED)
         return report(match, shapes, model)
     if destination is not None:
         check_pair(locate(source, SourceError), locate(destination, DestinationError))
@@ -178,19 +182,20 @@ def make_report(
         options=options,
         metadata_only=True,
         tree=chosen_tree(tree, made, target.root if target is not None else ""),
+        layout=layout or SCANNED,
     )
-    match, shapes = opened.match, opened.checkpoint.shapes
+    match = opened.match
     if model is not None:
         check_model(match, find_published(tables, model)[0], model)
     title = f"{opened.shown} (step {opened.checkpoint.step})"
     known = read_model(match, opened.trained.lines).values if opened.trained is not None else {}
     if target is None:
-        return report(match, shapes, title, known=known, notes=opened.notes)
-    evident = evident_options(match, target)
-    if evident != frozenset(options):
-        match = match_table(match.table, shapes, options=evident, prefix=match.prefix)
+        return report(match, match.shapes, title, known=known, notes=opened.notes)
+    match = evident_match(opened, target)
+    if layout is not None and layout != match.target_layout:
+        raise UsageError(f"--layout {layout}: {target.root} is {match.target_layout}; drop --layout")
     found, known = _found_shapes(target, match), {**known, **recorded_settings(target.custom)}
-    return report(match, shapes, title, destination=target.root, found=found, known=known, notes=opened.notes)
+    return report(match, match.shapes, title, destination=target.root, found=found, known=known, notes=opened.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:
@@ -223,7 +228,7 @@ def report(
     rows = [_row(row, match, shapes, found) for row in match.rows]
     order = list(dict.fromkeys((*match.table.groups, *(row.group for row in rows))))
     rows.sort(key=lambda row: order.index(row.group))
-    produced = {path for row in rows for path in row.targets}
+    produced = {part for row in rows for path in row.targets for part in (stack_parts(path) or (path,))}
     extra = {path: shape for path, shape in (found or {}).items() if path not in produced}
     keys = {**model_config(match), **converted_keys(match.table, known or {})}
     per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
@@ -242,9 +247,19 @@ def _experts(match: Match) -> int:
     return 0 if dims is None else product_size(without_layers(dims)[0], match.sizes)
 
 
+def _found_shape(path: str, found: Mapping[str, Shape]) -> Shape | None:
+    """The shape of a leaf, or of one for each layer: that of the odd one where they differ; None where one lacks."""
+    parts = stack_parts(path)
+    if not parts:
+        return found.get(path)
+    shapes = [found.get(part) for part in parts]
+    odd = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+    return None if None in shapes or odd is None else (len(parts), *odd)
+
+
 def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapping[str, Shape] | None) -> ParameterRow:
     axis_map = AxisMap(row.expression, {name: match.sizes[name] for name in row.expression.names()})
-    found_shapes = tuple(found.get(path) for path in row.targets) if found is not None else ()
+    found_shapes = tuple(_found_shape(path, found) for path in row.targets) if found is not None else ()
     counted = [shape for shape in found_shapes if shape is not None] if found is not None else axis_map.target_shapes
     return ParameterRow(
         group=row.row.group,

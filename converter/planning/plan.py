@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from converter.arrays import FEED_SIZE, Array, can_decode
+from converter.arrays import FEED_SIZE, Array, can_decode, largest_chunk_bytes, split
 from converter.axes import (
     AxisMap,
     Blocking,
@@ -17,7 +17,7 @@ from converter.axes import (
 )
 from converter.checkpoints import step_directory
 from converter.errors import UsageError
-from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule
+from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule, stack_parts
 from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
@@ -43,7 +43,7 @@ class Task:
 
     Attributes:
       sources: arrays to read.
-      leaves: arrays to write.
+      leaves: arrays to write; layers with leaves of their own are a stack.
       axis_map: how elements move.
       value: what becomes of their values.
       route: how bytes travel, see `routes`.
@@ -165,8 +165,11 @@ class Plan:
 
     @property
     def leaves(self) -> tuple[Array, ...]:
-        """All leaves that are written."""
-        return (*(leaf for task in self.tasks for leaf in task.leaves), *(leaf for leaf, _ in self.scalars))
+        """All leaves that are written; a task's stack of layers is one leaf for each layer."""
+        return (
+            *(part for task in self.tasks for leaf in task.leaves for part in leaf.each),
+            *(leaf for leaf, _ in self.scalars),
+        )
 
     @property
     def scalars(self) -> tuple[tuple[Array, Scalar], ...]:
@@ -251,8 +254,9 @@ def make_plan(
         )
     dropped: dict[str, list[tuple[str, int | None]]] = {}
     for path, reason in source.dropped.items():
-        shape = source.checkpoint.tensors[path].shape
-        dropped.setdefault(reason, []).append((path, None if shape is None else math.prod(shape)))
+        for part in match.parts(path):
+            shape = source.checkpoint.tensors[part].shape
+            dropped.setdefault(reason, []).append((part, None if shape is None else math.prod(shape)))
     return Plan(
         source=source.shown,
         step=source.checkpoint.step,
@@ -280,15 +284,17 @@ def make_plan(
 def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> Task:
     axis_map = AxisMap(row.expression, {name: source.match.sizes[name] for name in row.expression.names()})
     arrays = tuple(source.arrays[name] for name in row.sources)
+    parts = [stack_parts(path) for path in row.targets]
     route = choose_route(
         axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link,
-        in_store=options.transfer == IN_STORE, value=row.value,
+        in_store=options.transfer == IN_STORE, value=row.value, dtype=options.dtype, stacked=any(parts),
     )  # fmt: skip
-    blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value)
-    leaves = tuple(
-        Array(path=path, dtype=arrays[0].dtype, shape=shape, chunks=chunk, encoding=route.encoding)
+    blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value, stacked=any(parts))
+    whole = (
+        Array(path=path, dtype=options.dtype or arrays[0].dtype, shape=shape, chunks=chunk, encoding=route.encoding)
         for path, shape, chunk in zip(row.targets, axis_map.target_shapes, chunks, strict=True)
     )
+    leaves = tuple(split(leaf, names) if names else leaf for leaf, names in zip(whole, parts, strict=True))
     return Task(
         sources=arrays,
         leaves=leaves,
@@ -317,19 +323,25 @@ class BudgetTooSmall(ValueError):
 
 
 def _cut(
-    axis_map: AxisMap, arrays: tuple[Array, ...], route: Route, options: Options, value: ValueRule
+    axis_map: AxisMap, arrays: tuple[Array, ...], route: Route, options: Options, value: ValueRule, *, stacked: bool
 ) -> tuple[Blocking | None, tuple[tuple[int, ...], ...], int]:
     """The blocks of a task, the chunk shape of each leaf, and the memory that one unit takes."""
     permutation = axis_map.axis_permutation()
     if route.name != REWRITE and permutation is not None:
         (array,) = arrays
-        if options.max_memory < PASS_MEMORY:
-            raise BudgetTooSmall(PASS_MEMORY)
-        return None, (tuple(array.chunks[dim] for dim in permutation),), PASS_MEMORY
+        # A database hands out whole chunks.
+        memory = PASS_MEMORY + (array.database_key is not None) * largest_chunk_bytes(array)
+        if options.max_memory < memory:
+            raise BudgetTooSmall(memory)
+        return None, (tuple(array.chunks[dim] for dim in permutation),), memory
     streamable = len(arrays) == 1 and can_decode(arrays[0])
     is_joined = len(arrays) == 1 and not is_one_chunk(axis_map, arrays[0].chunks)
     copies = (
-        2 + (permutation is None) + is_joined + isinstance(value, Scale) + (0 if all(map(can_decode, arrays)) else 2)
+        2
+        + (permutation is None)
+        + is_joined
+        + (isinstance(value, Scale) or options.dtype is not None)
+        + (0 if all(map(can_decode, arrays)) else 2)
     )
     limit = (options.max_memory - REWRITE_MEMORY) // copies
     source_chunks = [array.chunks for array in arrays]
@@ -337,6 +349,9 @@ def _cut(
         blocking = plan_blocks(axis_map, source_chunks, arrays[0].item_size, limit, streamable=streamable)
     except BlockTooLarge as error:
         raise BudgetTooSmall(error.smallest * copies + REWRITE_MEMORY) from None
+    if stacked:
+        # A leaf for each layer: as many chunks of a block as it has layers.
+        blocking = replace(blocking, target_chunks=tuple((1, *chunk[1:]) for chunk in blocking.target_chunks))
     held = blocking.block_bytes * copies
     if blocking.slab is not None and not blocking.streamed:
         by_slabs = slab_moving_elements(axis_map, blocking, copies) * arrays[0].item_size
@@ -351,7 +366,7 @@ def _totals(plan: Plan) -> Totals:
     tasks, jobs, budget = plan.tasks, plan.jobs, plan.options.max_memory
     own = [task for task in tasks if not task.extra]
     parameters = plan.parameter_tasks
-    counted = {leaf.path for task in parameters for leaf in task.leaves}
+    counted = {part.path for task in parameters for leaf in task.leaves for part in leaf.each}
     state = [leaf for leaf in plan.leaves if leaf.path not in counted]
     in_flight = sorted(task.memory for task in tasks for _ in range(min(task.units, jobs)))[-jobs:]
     in_flight += [task.memory for task in tasks if task.blocking is None for _ in range(min(task.units, COPIERS))][

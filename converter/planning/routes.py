@@ -46,6 +46,8 @@ def choose_route(
     link: bool = False,
     in_store: bool = False,
     value: ValueRule = COPY,
+    dtype: str | None = None,
+    stacked: bool = False,
 ) -> Route:
     """Chooses the route of one task.
 
@@ -57,15 +59,24 @@ def choose_route(
       link: hard-link chunks instead of copying them.
       in_store: an object store passes chunks on by itself.
       value: what becomes of the values.
+      dtype: what they are cast to; None for none.
+      stacked: the target has a leaf for each layer, along its first dimension.
     """
+    reason = _why_not_passed(axis_map, arrays, store, rewrite, value)
+    cast = dtype is not None and dtype != arrays[0].dtype
+    if cast and not rewrite:
+        reason = f"cast to {dtype}"
     limit = MAX_MOVED_CHUNK if in_store else MAX_PASSED_CHUNK
-    reason = _why_not_passed(axis_map, arrays, store, rewrite, value) or _why_too_large(arrays[0], limit)
+    reason = reason or _why_too_large(arrays[0], limit)
+    reason = reason or (_why_not_split(axis_map, arrays[0]) if stacked else "")
     if reason:
         return Route(REWRITE, reason, Encoding.rewritten(store))
     permutation = axis_map.axis_permutation()
     assert permutation is not None
     order = tuple(permutation.index(dim) for dim in range(len(permutation)))
     level = arrays[0].encoding.level
+    if link and arrays[0].database_key is not None:
+        return Route(PASS, "chunks in a database", Encoding.passed(store, order, level, checksum=True))
     if link:
         return Route(LINK, "", Encoding.passed(store, order, level, checksum=False))
     return Route(PASS, "", Encoding.passed(store, order, level, checksum=True))
@@ -94,3 +105,11 @@ def _why_not_passed(axis_map: AxisMap, arrays: Sequence[Array], store: str, rewr
 
 def _why_too_large(array: Array, limit: int) -> str:
     return f"chunks of {array.chunk_bytes >> 20} MiB are cut into smaller ones" if array.chunk_bytes > limit else ""
+
+
+def _why_not_split(axis_map: AxisMap, array: Array) -> str:
+    """Why chunks of an array whose axes only move cannot become those of a leaf for each layer; empty if they can."""
+    permutation = axis_map.axis_permutation()
+    assert permutation is not None
+    layers = array.chunks[permutation[0]]
+    return f"chunks hold {layers} layers" if layers > 1 else ""

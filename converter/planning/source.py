@@ -1,5 +1,6 @@
 """The source as the planner needs it: a committed step, the table that fits it, its arrays, its audited files."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from converter.checkpoints import (
     read_trainer_config,
     recorded_fits,
 )
-from converter.choices import TREES
+from converter.choices import SCANNED, TREES
 from converter.errors import MappingError, SourceError, UsageError
 from converter.location import check_readable, locate
 from converter.mapping import (
@@ -96,6 +97,7 @@ def open_source(
     tree: str = PARAMS,
     optimizer: Optimizer | None = None,
     force: bool = False,
+    layout: str = SCANNED,
 ) -> Source:
     """Finds, matches and audits a source, reading metadata only.
 
@@ -108,6 +110,7 @@ def open_source(
       tree: the tree that becomes MaxText's parameters, PARAMS or EMA.
       optimizer: MaxText's, where the training state is wanted as well.
       force: take the state also where training cannot go on exactly.
+      layout: MaxText's layer layout.
 
     Raises:
       SourceError: not a local path, no committed step, or damaged metadata, or chunk files missing or of an impossible
@@ -133,16 +136,19 @@ def open_source(
     shapes, trained = checkpoint.shapes, read_trainer_config(checkpoint.directory)
     if mapping is None:
         match = choose_table(tables, shapes, options, trained.lines if trained is not None else {})
+        if layout != SCANNED:
+            match = match_table(match.table, shapes, options=options, target_layout=layout)
     else:
-        match = match_table(tables[0], shapes, options=options)
+        match = match_table(tables[0], shapes, options=options, target_layout=layout)
     if tree != PARAMS:
-        match = match_table(match.table, shapes, options=options, prefix=find_average(match, shapes))
+        prefix = find_average(match)
+        match = match_table(match.table, shapes, options=options, prefix=prefix, target_layout=layout)
     state = None
     if optimizer is not None:
         if not force:
             check_exact(match)
         state = find_state(match, checkpoint, optimizer)
-    arrays = checkpoint.read_arrays(_used(match, state))
+    arrays = checkpoint.read_arrays(_used(match, state), match.stacks)
     _check_dtypes(match, arrays)
     if state is not None:
         check_dtypes(match, state, arrays)
@@ -250,9 +256,9 @@ def _audit(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> dict[str, int
     stored: dict[str, int] = {}
     findings: list[str] = []
     for name, array in arrays.items():
-        audit = audit_chunks(array)
-        findings += audit.findings
-        stored[name] = audit.stored_bytes
+        audits = [audit_chunks(part) for part in array.each]
+        findings += [finding for audit in audits for finding in audit.findings]
+        stored[name] = sum(audit.stored_bytes for audit in audits)
     if findings:
         raise SourceError(
             f"{checkpoint.directory}: the chunk files do not fit the arrays; the checkpoint is damaged or was copied "
@@ -291,3 +297,24 @@ def evident_options(match: Match, target: Target) -> frozenset[str]:
         and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
     }
     return recorded_fits(target.custom, table.fits) | added
+
+
+def evident_match(source: Source, target: Target) -> Match:
+    """The source's match with the options and the layout that a checkpoint was evidently made with."""
+    match = source.match
+    options, layout = evident_options(match, target), evident_layout(match, target)
+    if (options, layout) == (match.options, match.target_layout):
+        return match
+    shapes = source.checkpoint.shapes
+    return match_table(match.table, shapes, options=options, prefix=match.prefix, target_layout=layout)
+
+
+def evident_layout(match: Match, target: Target) -> str:
+    """The layer layout that a checkpoint has, by its leaves; the usual one where it has none of the table's."""
+    prefix = match.table.maxtext.prefix
+    for layout in match.table.maxtext.layers:
+        place = re.escape(join(prefix, layout.path))
+        pattern = re.compile(re.sub(r"\\\{(?:block|layer|repeat)\\\}", r"\\d{1,4}", place) + "/")
+        if any(pattern.match(path) for path in target.keys):
+            return layout.name
+    return SCANNED

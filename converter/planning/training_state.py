@@ -92,17 +92,17 @@ class TrainingState:
     notes: tuple[str, ...] = ()
 
 
-def find_average(match: Match, shapes: Mapping[str, Shape]) -> str:
+def find_average(match: Match) -> str:
     """Where the moving average of the parameters is.
 
     Args:
       match: the table on the parameters.
-      shapes: path to shape of every tensor.
 
     Raises:
       SourceError: there is none.
       MappingError: there are several.
     """
+    shapes = match.shapes
     found = [root for root in _trees(match, shapes) if _name(root) == AVERAGE]
     if not found:
         raise SourceError(
@@ -126,7 +126,7 @@ def find_state(match: Match, checkpoint: Checkpoint, optimizer: Optimizer) -> Tr
       SourceError: there is no Adam state, or it is incomplete.
       MappingError: there are several, or one that MaxText cannot have.
     """
-    shapes, step = checkpoint.shapes, checkpoint.step
+    shapes, step = match.shapes, checkpoint.step
     if step is None or not 0 <= step <= MAX_COUNT:
         found = "none" if step is None else step
         raise SourceError(f"{checkpoint.directory}: --state needs the step, which the index has; found {found}")
@@ -137,7 +137,7 @@ def find_state(match: Match, checkpoint: Checkpoint, optimizer: Optimizer) -> Tr
             f"has; found the prefix {match.table.maxtext.prefix!r}"
         )
     base = _adam(match, shapes)
-    _check_moments(match, checkpoint, base)
+    _check_moments(match, base)
     return TrainingState(
         optimizer=optimizer,
         step=step,
@@ -337,9 +337,9 @@ def _other_optimizer(match: Match, shapes: Mapping[str, Shape]) -> str:
     return next((OTHERS[name] for name in names if name in OTHERS), "")
 
 
-def _check_moments(match: Match, checkpoint: Checkpoint, base: str) -> None:
+def _check_moments(match: Match, base: str) -> None:
     """Refuses moments that are not one for each parameter, each of its parameter's shape."""
-    shapes, parameters = checkpoint.shapes, _parameters(match)
+    shapes, parameters = match.shapes, _parameters(match)
     expected = {f"{base}/{name}/{path}": full for name in MOMENTS for path, full in parameters.items()}
     missing = [path for path in expected if path not in shapes]
     if missing:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from converter.choices import QK_NORMS, STORES, TREES
+from converter.choices import LAYOUTS, QK_NORMS, SERVING_DTYPES, STORES, TREES
 from converter.report.fields import (
     ANY_OBJECT,
     COUNT,
@@ -69,8 +69,8 @@ ERROR = Record(
 
 ARRAYS = items(
     record(
-        Field("path", TEXT, "of the tensor or leaf"),
-        Field("shape", SHAPE, "in elements"),
+        Field("path", TEXT, "of the tensor or leaf; `{0..11}` in it stands for numbers, one tensor or leaf each"),
+        Field("shape", SHAPE, "in elements; the first dimension counts those numbers"),
         Field("dtype", TEXT, "its dtype"),
         Field("chunks", SHAPE, "shape of a chunk, in elements"),
         Field("bytes", COUNT, "decoded"),
@@ -109,6 +109,8 @@ PLAN_FIELDS = (
         Field("tree", choice(*TREES), "what becomes the parameters"),
         Field("state", FLAG, "the training state is converted as well"),
         Field("force", FLAG, "also where training cannot go on exactly"),
+        Field("layout", choice(*LAYOUTS), "where MaxText's layers are"),
+        Field("dtype", optional(choice(*SERVING_DTYPES)), "what weights are cast to; null for none"),
         Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),
     ),
     group(

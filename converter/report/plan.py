@@ -65,8 +65,8 @@ def print_totals(plan: Plan, console: Console) -> None:
     """Parameters on both sides, bytes, memory, and what is left behind."""
     totals = plan.totals
     tasks = plan.parameter_tasks
-    sources = sum(len(task.sources) for task in tasks if not task.extra)
-    targets = sum(len(task.leaves) for task in tasks)
+    sources = sum(len(array.each) for task in tasks if not task.extra for array in task.sources)
+    targets = sum(len(leaf.each) for task in tasks for leaf in task.leaves)
     rows = [
         ("parameters", f"{totals.source_parameters:,} in AXLearn, {totals.target_parameters:,} in MaxText"),
         ("difference", f"{totals.difference:,}" + (
@@ -100,8 +100,9 @@ def _state_rows(plan: Plan) -> list[Row]:
         tasks = [task for task in plan.tasks if task.tree == tree.name]
         size = sum(leaf.bytes for task in tasks for leaf in task.leaves)
         rows.append(Row((f"{tree.source}/", "", f"{tree.target}/"), heading=True))
-        cells = (f"{sum(len(task.sources) for task in tasks if not task.extra)} tensors", "as the parameters")
-        leaves = f"{sum(len(task.leaves) for task in tasks)} leaves"
+        tensors = sum(len(array.each) for task in tasks if not task.extra for array in task.sources)
+        cells = (f"{tensors} tensors", "as the parameters")
+        leaves = f"{sum(len(leaf.each) for task in tasks for leaf in task.leaves)} leaves"
         rows.append(Row((*cells, leaves, "", "", _routes_text(tasks), format_size(size)), indent=2))
     for leaf, scalar in plan.scalars:
         cells = ("", "", leaf.path, shape_text(leaf.shape), leaf.dtype, f"{scalar.meaning}: {scalar.value}")

@@ -15,7 +15,7 @@ from converter.arrays import ArrayReader, OpenArray
 from converter.axes import Dim, Tensor
 from converter.errors import Ax2mtError
 from converter.mapping import LAYER_AXIS, Scale
-from converter.planning import Plan, Task
+from converter.planning import Plan
 from converter.verification.compare import bits, cast_exactly
 
 COPIES = 6
@@ -31,26 +31,34 @@ class Diagnostician:
     def __init__(self, plan: Plan, arrays: Mapping[str, OpenArray], max_memory: int):
         self.arrays = arrays
         self.max_memory = max_memory
-        self.owner = {leaf.path: (task, number) for task in plan.tasks for number, leaf in enumerate(task.leaves)}
+        self.owner = {
+            part.path: (task, number, layer)
+            for task in plan.tasks
+            for number, leaf in enumerate(task.leaves)
+            for layer, part in enumerate(leaf.each)
+        }
 
     def diagnose(self, path: str) -> str:
         """Says in words what the leaf holds; empty where nothing fits."""
         if path not in self.owner:
             return ""  # one number, which speaks for itself
-        task, number = self.owner[path]
+        task, number, _ = self.owner[path]
         if sum(array.bytes for array in task.sources) * COPIES > self.max_memory:
             return "not diagnosed: the leaf does not fit the memory budget (--max-memory)"
         try:
             found = self.arrays[path].read(self.arrays[path].array.whole)
-            source = self._expected(task, number)
+            source = self._expected(path)
             expected = cast_exactly(source, found.dtype)
             tensor = task.axis_map.expression.targets[number]
+            tensor = tensor[1:] if task.leaves[number].parts else tensor
             return explain(expected, found, tensor) or self._other_leaf(path, found)
         except Ax2mtError as error:
             return f"not diagnosed: {error.message}"
 
-    def _expected(self, task: Task, number: int) -> np.ndarray:
+    def _expected(self, path: str) -> np.ndarray:
+        task, number, layer = self.owner[path]
         values = task.axis_map.forward([ArrayReader(array).read_whole() for array in task.sources])[number]
+        values = values[layer] if task.leaves[number].parts else values
         return task.value.apply(values, task.axis_map.sizes) if isinstance(task.value, Scale) else values
 
     def _other_leaf(self, path: str, found: np.ndarray) -> str:
@@ -59,13 +67,12 @@ class Diagnostician:
         others = [p for p, a in self.arrays.items() if p != path and a.array.shape == shape and p in self.owner]
         others.sort(key=lambda other: -len(_common(other, path)))
         for other in others[:MAX_CANDIDATES]:
-            task, number = self.owner[other]
+            task = self.owner[other][0]
             if sum(array.bytes for array in task.sources) * COPIES > self.max_memory:
                 continue
-            if _same(cast_exactly(self._expected(task, number), found.dtype), found):
+            if _same(cast_exactly(self._expected(other), found.dtype), found):
                 swapped = ""
-                own_task, own_number = self.owner[path]
-                own = cast_exactly(self._expected(own_task, own_number), found.dtype)
+                own = cast_exactly(self._expected(path), found.dtype)
                 if _same(self.arrays[other].read(self.arrays[other].array.whole), own):
                     swapped = "; the two are swapped"
                 return f"equal to the expected values of {other}{swapped}"

@@ -26,7 +26,7 @@ from converter.checkpoints import (
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
-from converter.mapping import PARAMS, match_table
+from converter.mapping import PARAMS
 from converter.planning import (
     DEFAULT_MEMORY,
     Options,
@@ -34,7 +34,7 @@ from converter.planning import (
     Source,
     chosen_tree,
     configure_source,
-    evident_options,
+    evident_match,
     fitted_scales,
     make_plan,
     open_source,
@@ -100,7 +100,7 @@ def verify(
         optimizer=OPTIMIZERS.get(made.optimizer),
         force=True,  # what was converted is looked at as it is
     )
-    opened = _with_evident_options(opened, target)
+    opened = dataclasses.replace(opened, match=evident_match(opened, target))
     configuration = configure_source(opened, recorded=recorded_settings(target.custom))
     options = Options(
         table=opened.match.options,
@@ -110,6 +110,7 @@ def verify(
         state=opened.state is not None,
         optimizer=made.optimizer if opened.state is not None else None,
         force=opened.state is not None,
+        layout=opened.match.target_layout,
     )
     plan = make_plan(opened, options, configuration, jobs=jobs)
     fitted = fitted_scales(opened, plan.config)
@@ -148,16 +149,6 @@ def verify(
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
-
-
-def _with_evident_options(source: Source, target: Target) -> Source:
-    """The source, matched with the options that the checkpoint was evidently made with."""
-    table = source.match.table
-    options = evident_options(source.match, target)
-    if not options:
-        return source
-    match = match_table(table, source.checkpoint.shapes, options=options, prefix=source.match.prefix)
-    return dataclasses.replace(source, match=match)
 
 
 def _tree_notes(plan: Plan, made: Made) -> tuple[str, ...]:

@@ -17,7 +17,16 @@ import numpy as np
 import zstandard
 from crc32c import crc32c
 
-from converter.arrays import MAX_HEADER, Array, FrameCheck, OpenArray, frame_header, slices
+from converter.arrays import (
+    MAX_HEADER,
+    Array,
+    FrameCheck,
+    OpenArray,
+    frame_header,
+    largest_chunk_bytes,
+    open_chunk,
+    slices,
+)
 from converter.axes import AxisMap
 from converter.dtypes import storage_dtype
 from converter.errors import SourceError, VerificationError
@@ -53,7 +62,8 @@ class StoredLeaf:
     @property
     def memory(self) -> int:
         """Bytes that comparing a chunk takes; a database hands out whole chunks."""
-        return MEMORY if self.opened.array.database_key is None else MEMORY + 2 * self.source.chunk_bytes
+        ours, theirs = (array.database_key is not None for array in (self.source, self.opened.array))
+        return MEMORY + ours * largest_chunk_bytes(self.source) + theirs * 2 * self.source.chunk_bytes
 
     def same_chunk(self, index: tuple[int, ...]) -> bool:
         """Whether the leaf's chunk holds the source's bytes and their checksum, and nothing else.
@@ -69,7 +79,7 @@ class StoredLeaf:
         try:
             if self.place and self._same_sums(path, index):
                 return True
-            with storage_of(path).open(path) as chunk, closing(self._found(index)) as found:
+            with open_chunk(source, index) as chunk, closing(self._found(index)) as found:
                 return _same_bytes(chunk, found, source, where)
         except VerificationError:
             return False
@@ -115,11 +125,11 @@ def stored_leaf(task: Task, opened: OpenArray | None, place: str = "") -> Stored
     Without a checksum, as where chunks were linked, only decoding shows damage that both sides share.
     """
     permutation = task.axis_map.axis_permutation()
-    if opened is None or permutation is None or task.value != COPY or len(task.sources) != 1:
+    if opened is None or task.leaves[0].parts or permutation is None or task.value != COPY or len(task.sources) != 1:
         return None
     (source,), leaf = task.sources, opened.array
     encoding, compressor = leaf.encoding, source.compressor
-    plain = source.encoding.zarr_format == 2 and not source.encoding.is_transposed and source.database_key is None
+    plain = source.encoding.zarr_format == 2 and not source.encoding.is_transposed
     fits = (
         plain
         and encoding.crc32c

@@ -5,6 +5,7 @@ other bytes, are decoded block by block: the expected values come from the sourc
 another way through an axis expression than the one that the conversion takes; the found values come from TensorStore.
 """
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.arrays import BlockReader, OpenArray, slices
+from converter.arrays import Array, BlockReader, OpenArray, slices
 from converter.axes import AxisMap, Blocking, Box, Span, block_map, groups, target_box
 from converter.errors import VerificationError
 from converter.mapping import Scale
@@ -129,49 +130,115 @@ class ValueComparison:
 
     def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
-            opened = [self._arrays.get(leaf.path) for leaf in task.leaves]
-            if not any(opened) or task.leaves[0].path in self.stored:
+            arrays = [self._found(leaf) for leaf in task.leaves]
+            if not any(arrays) or task.leaves[0].path in self.stored:
                 continue
-            cut = cut_task(task, [entry and entry.array for entry in opened], budget.limit)
+            cut = cut_task(task, arrays, budget.limit)
             reader = BlockReader(task.sources, task.axis_map, cut.blocking)
             chosen = sampled(list(groups(task.axis_map, cut.blocking)), sample)
             left = _Countdown(len(chosen))
             for group in chosen:
                 yield partial(self._group, task, _read(reader, cut.blocking, group), left, budget, cut.memory)
 
+    def _found(self, leaf: Array) -> Array | None:
+        """A leaf as the checkpoint has it; layers with leaves of their own are a stack. None if none is there."""
+        found = [self._arrays[part.path].array for part in leaf.each if part.path in self._arrays]
+        if not found or not leaf.parts:
+            return found[0] if found else None
+        chunks = (1, *map(max, *(array.chunks for array in found), found[0].chunks)) if leaf.shape[1:] else (1,)
+        return dataclasses.replace(leaf, chunks=chunks, dtype=found[0].dtype)
+
     def _group(self, task: Task, source: Iterator[_Block], left: "_Countdown", budget: ByteBudget, memory: int) -> None:
         with budget.hold(memory):
-            windows = {leaf.path: _Window(self._arrays[leaf.path]) for leaf in task.leaves if leaf.path in self._arrays}
+            windows = {
+                part.path: _Window(self._arrays[part.path])
+                for leaf in task.leaves
+                for part in leaf.each
+                if part.path in self._arrays
+            }
             for span, blocks in source:
                 cut = block_map(task.axis_map, span)
-                for number, leaf in enumerate(task.leaves):
-                    if leaf.path in windows:
-                        box = target_box(task.axis_map, span, number)
-                        self._block(task, cut, number, box, blocks, windows[leaf.path])
+                for number in range(len(task.leaves)):
+                    box = target_box(task.axis_map, span, number)
+                    self._block(task, cut, number, box, blocks, windows)
         if left.down():
             for path in windows:
                 self._progress.leaf_done(path)
 
     def _block(
-        self, task: Task, cut: AxisMap, number: int, box: Box, blocks: list[np.ndarray], window: "_Window"
+        self,
+        task: Task,
+        cut: AxisMap,
+        number: int,
+        box: Box,
+        blocks: list[np.ndarray],
+        windows: Mapping[str, "_Window"],
     ) -> None:
-        path = task.leaves[number].path
+        """Compares a block of a leaf, or that of each layer where they have leaves of their own."""
+        leaf = task.leaves[number]
+        inside = tuple((0, high - low) for low, high in box)
+        if not leaf.parts:
+            if leaf.path in windows:
+                self._part(task, cut, number, leaf.path, box, inside, blocks, windows[leaf.path])
+            return
+        for layer in range(*box[0]):
+            path, at = leaf.parts[layer].path, layer - box[0][0]
+            if path in windows:
+                own, within = ((layer, layer + 1), *box[1:]), ((at, at + 1), *inside[1:])
+                self._part(task, cut, number, path, own, within, blocks, windows[path])
+
+    def _part(
+        self,
+        task: Task,
+        cut: AxisMap,
+        number: int,
+        path: str,
+        box: Box,
+        inside: Box,
+        blocks: list[np.ndarray],
+        window: "_Window",
+    ) -> None:
+        """Compares a block of one leaf of the checkpoint.
+
+        Args:
+          task: the task.
+          cut: the map of the block.
+          number: of the target.
+          path: the checkpoint's leaf.
+          box: where the block lies in the target.
+          inside: where it lies in what the map makes.
+          blocks: the source's elements.
+          window: reads the leaf.
+        """
+        whole = task.leaves[number]
+        layers = 1 if whole.parts else 0
         try:
-            found = window.read(box)
+            found = window.read(box[layers:])
         except VerificationError as error:
-            self.broken.add(path, error.message.removeprefix(f"{path}: "), tuple(low for low, _ in box))
+            where = tuple(low for low, _ in box[layers:])
+            self.broken.add(path, error.message.removeprefix(f"{path}: "), where)
             return
         comparison, lows = self.comparisons[path], [low for low, _ in box]
-        if path in self._fitted:
-            comparison.add(lows, [1] * len(box), self._fitted[path][slices(box)], found)
+        values = found[None] if layers else found
+        if whole.path in self._fitted:
+            expected = self._fitted[whole.path][slices(box)]
+            comparison.add(lows[layers:], [1] * (len(box) - layers), expected[0] if layers else expected, found)
         else:
-            for piece in cut.pieces(number, tuple((0, high - low) for low, high in box)):
-                starts = [low + part.start for low, part in zip(lows, piece.target_slices, strict=True)]
-                steps = [part.step for part in piece.target_slices]
+            corner = [low for low, _ in inside]
+            for piece in cut.pieces(number, inside):
+                spots = [
+                    slice(part.start - at, None if part.stop is None else part.stop - at, part.step)
+                    for part, at in zip(piece.target_slices, corner, strict=True)
+                ]
+                starts = [low + part.start for low, part in zip(lows, spots, strict=True)]
+                steps = [part.step for part in spots]
                 expected = piece.rearrange(blocks[piece.source][piece.source_slices])
                 if isinstance(task.value, Scale):
                     expected = task.value.apply(expected, task.axis_map.sizes)
-                comparison.add(starts, steps, expected, found[piece.target_slices])
+                there = values[tuple(spots)]
+                if layers:
+                    expected, there = expected[0], there[0]
+                comparison.add(starts[layers:], steps[layers:], expected, there)
         self._progress.advance(found.nbytes)
 
 

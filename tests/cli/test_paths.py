@@ -119,8 +119,6 @@ def test_every_command_refuses_urls_alike(
         (5, ("params", "G", "orbax"), "orbax: is an AXLearn checkpoint; expected DST"),
         (5, ("convert", "G", "H", "--overwrite"), "micro-hybrid: is an AXLearn checkpoint, which is never replaced"),
         (5, ("convert", "G", "G-link"), "overlaps the source"),
-        (3, ("convert", "orbax", "new"), "saved by AXLearn's OrbaxCheckpointer"),
-        (3, ("logits", "orbax"), "saved by AXLearn's OrbaxCheckpointer"),
         (2, ("verify", "out", "orbax"), "SRC and DST are swapped"),
     ],
 )

@@ -35,6 +35,19 @@ EXACT = {
 
 CASES |= EXACT
 
+FORMS = {
+    "unscanned-fuji": ("micro-fuji-gqa", {"layout": "unscanned"}),
+    "unscanned-envy": ("micro-hybrid-qkpair", {"untie": True, "layout": "unscanned"}),
+    "unscanned-qwen": ("micro-qwen", {"layout": "unscanned", "settings": FAMILIES["micro-qwen"].settings}),
+    "unrolled-orbax-to-scanned": ("micro-fuji-mha-unrolled-orbax", {"untie": True}),
+    "unrolled-orbax-to-unscanned": (
+        "micro-fuji-mha-unrolled-orbax", {"untie": True, "layout": "unscanned", "store": "ocdbt"}
+    ),
+}  # fmt: skip
+"""Layers with leaves of their own, of sources in several forms."""
+
+CASES |= FORMS
+
 PUBLISHED = (
     "fuji-7B-v1", "fuji-70B-v2", "fuji-1B-v3", "fuji-8B-v3-tiktoken", "fuji-405B-v3",
     "honeycrisp-3B", "gala-7B", "qwen3-30B-A3B",
@@ -155,6 +168,13 @@ def test_every_family_is_exact(case: str, loader: str, logits: MaxTextLogits) ->
     expected = axlearn(case)
     assert expected.std() > 0.5
     assert difference(logits[case][loader], expected) < FAMILIES[case].rounding
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("case", FORMS)
+def test_every_form_is_exact(case: str, loader: str, logits: MaxTextLogits) -> None:
+    limit = 3e-5 if "fuji" in CASES[case][0] else 1e-5
+    assert difference(logits[case][loader], axlearn(CASES[case][0])) < limit
 
 
 @pytest.mark.parametrize("loader", LOADERS)
