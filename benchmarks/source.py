@@ -49,8 +49,8 @@ class Sizes:
 class Array:
     """One tensor of the source; `name` is its path below its tree.
 
-    A moment with a `turn` has the values of its parameter, turned by so many chunks along the turned axis: its chunks are
-    links to those of the parameter, which takes no time to make.
+    A moment with a `turn` has the values of its parameter, turned by so many chunks along the turned axis: its
+    chunks are links to those of the parameter, which takes no time to make.
     """
 
     name: str
