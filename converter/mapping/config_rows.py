@@ -68,7 +68,7 @@ def _expected(section: Section, pattern: str) -> Expected:
     entry = section.values.pop(pattern)
     fields = entry if isinstance(entry, dict) else {"value": entry}
     value, note = fields.get("value"), fields.get("note", "")
-    values = tuple(value) if isinstance(value, list) else (value,)
+    values: tuple[Any, ...] = tuple(value) if isinstance(value, list) else (value,)
     right = bool(values) and all(isinstance(one, bool | int | float | str) for one in values)
     if not right or not isinstance(note, str) or not set(fields) <= {"value", "note"}:
         section.fail(f"{pattern} must be a value, a list of values or {{ value, note }}, found {entry!r}", pattern)
