@@ -144,7 +144,7 @@ def open_model(
     weights = replace(weights, notes=(*weights.notes, *made.assumptions))
     semantics = axlearn_semantics(source_arithmetic(table, made.keys), tied="unembedding" not in weights.top)
     changes = (
-        f"{key}={made.keys[key]} ({made.origins[key]})"
+        f"{key}={made.keys[key]}" + (f" ({made.origins[key]})" if key in made.read else "")
         for key in arithmetic_keys(table)
         if key in made.settings or key in made.read
     )

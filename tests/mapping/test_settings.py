@@ -193,7 +193,7 @@ def test_a_table_without_arithmetic(cli: Cli, tmp_path: Path) -> None:
         ("share_epsilon = 1e-09", "share_epsilon = true", "share_epsilon must be"),
         ('norm_epsilon = "normalization_layer_epsilon"', "", "[arithmetic] lacks 'norm_epsilon'"),
         ('value = 500000, set = "model"', 'value = 500000, set = "modl"', "set must be 'model' or 'training'"),
-        ('size = "embed" }', 'size = "embed", set = "model" }', "set must be 'model' or 'training', and needs a value"),
+        ('size = "embed",', 'size = "embed", set = "model",', "set must be 'model' or 'training', and needs a value"),
         ('at_most = "experts"', 'at_most = "expert"', "unknown axis 'expert'; did you mean 'experts'?"),
         ('value = "huggingface", set = "training"', 'value = "huggingface", above = 0', "above need a number"),
         ("value = 500000", "value = [1]", "rope_max_timescale must be a number, a text"),

@@ -133,7 +133,7 @@ def test_experts_are_counted_by_their_roles(tmp_path: Path) -> None:
     """Whatever the table calls the axis; a router has one vector for each expert and is not a part of it."""
     text = Path(table_path("envy")).read_text().replace("experts ", "specialists ").replace(" experts", " specialists")
     (tmp_path / "table.toml").write_text(text.replace('at_most = "experts"', 'at_most = "specialists"').replace(
-        '{ size = "experts" }', '{ size = "specialists" }'))  # fmt: skip
+        '{ size = "experts"', '{ size = "specialists"'))  # fmt: skip
     found, wanted = (
         make_report(None, model="envy-switch-base", mapping=mapping) for mapping in (str(tmp_path / "table.toml"), None)
     )
