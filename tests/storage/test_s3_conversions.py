@@ -26,6 +26,9 @@ URL, OUT = "s3://bucket/run", "s3://bucket/out"
 STEP = "run/checkpoints/step_00000100"
 CHUNK = f"{STEP}/gda/{STACK}/layer1/feed_forward/wi_0_weight/0.0.0.0"
 
+UNREAD = "gda/learner/"
+"""The learner's state: two thirds of the files, only named by the index where parameters are converted."""
+
 CHANGING = ("/_CHECKPOINT_METADATA", "/commit_success.txt", "/ax2mt.json", "/manifest.ocdbt", "/items/d/")
 """Files that hold times, digests of another kind, or random names; `commit_success.txt` is for object stores only."""
 
@@ -33,14 +36,14 @@ CHANGING = ("/_CHECKPOINT_METADATA", "/commit_success.txt", "/ax2mt.json", "/man
 @pytest.fixture
 def source(moto: S3) -> S3:
     """moto, with a checkpoint."""
-    moto.upload_tree(SOURCE, moto.make_bucket("bucket"), "run")
+    moto.upload_tree(SOURCE, moto.make_bucket("bucket"), "run", without=UNREAD)
     return moto
 
 
 @pytest.fixture
 def checked(seaweedfs: S3) -> S3:
     """SeaweedFS, with a checkpoint."""
-    seaweedfs.upload_tree(SOURCE, seaweedfs.make_bucket("bucket"), "run")
+    seaweedfs.upload_tree(SOURCE, seaweedfs.make_bucket("bucket"), "run", without=UNREAD)
     return seaweedfs
 
 
