@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format docs bench bench-memory bench-restore bench-verify bench-22b torture clean
+.PHONY: demo test check format docs bench bench-memory bench-restore bench-verify bench-bucket bench-22b torture clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -50,6 +50,9 @@ bench-restore: $(VENV)/ready
 
 bench-verify: $(VENV)/ready
 	$(BIN)/python -m benchmarks.verify
+
+bench-bucket: $(VENV)/ready
+	$(BIN)/python -m benchmarks.bucket
 
 bench-22b: $(VENV)/ready
 	$(BIN)/python -m benchmarks.switch_base

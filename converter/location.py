@@ -55,12 +55,14 @@ def locate(text: str, error: type[Ax2mtError], *, local: bool = False) -> Locati
       local: it has to be on a local file system, as everything but a checkpoint is.
 
     Raises:
-      Ax2mtError: the path is empty, of an unknown user or in no storage, or there is no current directory.
+      Ax2mtError: the path is empty, of an unknown user, in no storage or no bucket, or there is no current directory.
     """
     if not text:
         raise error("empty path: expected a file or directory; is a shell variable unset?")
     scheme, mark, name = text.partition("://")
     if mark and not local and scheme.lower() in STORAGES:
+        if not name.partition("/")[0]:
+            raise error(f"{text}: names no bucket; expected {scheme.lower()}://BUCKET/PATH; is a shell variable unset?")
         return Location(given=text, path=f"{scheme.lower()}://{name.rstrip('/')}")
     path = _from_url(text, error)
     if path is None:

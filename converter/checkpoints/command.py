@@ -14,7 +14,7 @@ from converter.checkpoints.names import CONFIG_NAME, items_path
 TRAINER = "maxtext.trainers.pre_train.train"
 PATCH = "converter.maxtext_patch"
 
-_PLAIN = re.compile(r"/[\w./+\-]*", re.ASCII)
+_PLAIN = re.compile(r"(gs:/)?/[\w./+\-]*", re.ASCII)
 """Values that YAML, OmegaConf and a shell read as they stand."""
 
 
@@ -24,9 +24,15 @@ COPY = "/COPY"
 _UNREADABLE = "s3://"
 """Orbax 0.12 takes such a URL for a relative path: "Checkpoint path should be absolute"."""
 
+_REMOTE = "gs://"
+"""Orbax reads such a checkpoint; MaxText opens its configuration as a local file: "No such file: src/gs:/..."."""
+
 
 def handoff_note(destination: str) -> str:
-    """What to do with a checkpoint that Orbax, and MaxText with it, cannot read where it is; empty where they can."""
+    """What to do first with a checkpoint that MaxText cannot read where it is, or not all of it; empty where it can."""
+    if destination.startswith(_REMOTE):
+        config = shlex.quote(f"{destination}/{CONFIG_NAME}")
+        return f"MaxText reads its configuration from local files only:\ngcloud storage cp {config} {CONFIG_NAME}"
     if not destination.startswith(_UNREADABLE):
         return ""
     return (
@@ -44,13 +50,14 @@ def train_command(destination: str, *, patched: bool = False, state_step: int | 
       patched: run MaxText with `maxtext_patch`, for weights with which the stock one is not exact.
       state_step: the step directory of a whole training state; None for a checkpoint of parameters alone.
     """
-    if handoff_note(destination):
+    if destination.startswith(_UNREADABLE):
         destination = COPY
+    config = CONFIG_NAME if destination.startswith(_REMOTE) else f"{destination}/{CONFIG_NAME}"
     start = f"python3 -m {PATCH} {TRAINER}" if patched else f"python3 -m {TRAINER}"
     key = "load_parameters_path" if state_step is None else "load_full_state_path"
     weights = f"{key}={cli_value(f'{destination}/{items_path(state_step or 0)}')}"
     return (
-        f"{start} {shlex.quote(f'{destination}/{CONFIG_NAME}')} \\\n"
+        f"{start} {shlex.quote(config)} \\\n"
         f"    {shlex.quote(weights)} \\\n"
         "    run_name=RUN base_output_directory=OUTPUT \\\n"
         "    dataset_type=DATASET_TYPE dataset_path=DATA tokenizer_path=TOKENIZER tokenizer_type=TOKENIZER_TYPE"

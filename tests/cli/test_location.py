@@ -74,6 +74,8 @@ REMOTE = "x+y:// is not supported; copy the checkpoint from or to a local file s
         ("x+y://h", REMOTE),
         ("gs:/b/x", "a URL has two slashes, gs://b/x; write ./gs:/b/x for a local directory of that name"),
         ("S3:/b", "a URL has two slashes, s3://b; write ./S3:/b for a local directory of that name"),
+        ("gs://", "names no bucket; expected gs://BUCKET/PATH; is a shell variable unset?"),
+        ("S3:///x", "names no bucket; expected s3://BUCKET/PATH; is a shell variable unset?"),
         ("file://host/x", "a file URL with the host 'host'; a local one has three slashes: file:///path"),
         ("file://", "a file URL without a path; expected file:///path"),
         ("file:///", "a file URL without a path; expected file:///path"),

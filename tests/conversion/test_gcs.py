@@ -1,14 +1,18 @@
 """Conversions from and into Cloud Storage: the same bits as a local one, in any order of kills, faults and runs."""
 
+import itertools
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from converter.storage import CONVERSION, retries
+from converter.storage.gcs import GcsStorage
 from tests.conftest import AXLEARN, Cli, Completed
 from tests.helpers.gcs import FakeGcs, Fault, local_tree
 
@@ -342,3 +346,19 @@ def test_a_plan_takes_few_requests(in_process: Cli, store: FakeGcs) -> None:
     tensors = sum(name.endswith(".zarray") for name in store.objects("bucket"))
     assert requests["objects.list"] < 30
     assert requests["objects.media"] < tensors
+
+
+def test_array_metadata_is_read_at_once(in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight requests wait for each other, which those that are sent one by one would do for ever."""
+    assert store
+    meeting, number, get = threading.Barrier(8), itertools.count(), GcsStorage.get
+
+    def meet(storage: GcsStorage, name: str, *rest: Any) -> Any:
+        if name.endswith("/.zarray") and next(number) < meeting.parties:
+            meeting.wait(120)
+        return get(storage, name, *rest)
+
+    monkeypatch.setattr(GcsStorage, "get", meet)
+    done = in_process("plan", URL)
+    assert done.code == 0, done.err
+    assert next(number) > meeting.parties

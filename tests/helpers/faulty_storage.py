@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.storage import Publication
-from converter.storage.base import Space
+from converter.storage.base import Mark, Space
 from converter.storage.chunk_file import ChunkFile
 from converter.storage.file_reader import FileReader
 from converter.storage.local import LocalStorage
@@ -124,8 +124,8 @@ class FaultyStorage(LocalStorage):
     def open(self, name: str) -> FileReader:
         return _FaultyReader(self, name)
 
-    def create(self, name: str, size: int = 0) -> ChunkFile:
-        file = super().create(name, size)
+    def create(self, name: str, size: int = 0, mark: Mark | None = None) -> ChunkFile:
+        file = super().create(name, size, mark)
         put_some = file._put_some
 
         def put(view: memoryview) -> int:

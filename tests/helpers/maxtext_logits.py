@@ -1,10 +1,9 @@
 """Runs in the MaxText environment: loads converted checkpoints with MaxText's own loaders and computes logits.
 
-Each line on stdin is a request, a JSON list of a checkpoint, a file of input ids (.npy) and a file for the logits
-(.npz); a line "logits written" answers it. Dimensions and flags come from each checkpoint's own maxtext.yml. A list of
-a configuration and a file for JSON asks for the parameters that MaxText makes of it; "shapes written" answers that
-one. Imports nothing of ax2mt. To import MaxText takes longer than anything else here, so one process serves several
-checkpoints.
+Each line on stdin is a request, a JSON list of a checkpoint (a path or URL), its maxtext.yml (a local file), a file of
+input ids (.npy) and a file for the logits (.npz); a line "logits written" answers it. A list of a configuration and a
+file for JSON asks for the parameters that MaxText makes of it; "shapes written" answers that one. Imports nothing of
+ax2mt. To import MaxText takes longer than anything else here, so one process serves several checkpoints.
 """
 
 import json
@@ -24,7 +23,7 @@ from maxtext.configs import pyconfig
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 
-def logits(checkpoint: str, ids_file: str, out_file: str) -> None:
+def logits(checkpoint: str, yml: str, ids_file: str, out_file: str) -> None:
     ids = np.load(ids_file)
     items = os.path.join(checkpoint, "0", "items")
     settings = {
@@ -38,7 +37,6 @@ def logits(checkpoint: str, ids_file: str, out_file: str) -> None:
         "megablox": False,
         "sparse_matmul": False,
     }
-    yml = os.path.join(checkpoint, "maxtext.yml")
     config = pyconfig.initialize(["maxtext_logits", yml], **settings)
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
     with mesh:

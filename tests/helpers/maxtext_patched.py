@@ -221,7 +221,8 @@ def main() -> None:
     found["variables"] = [refusal(optimizer.init, variables), refusal(frozen.init, variables)]
     updates(params, work / "updates.npz")
     for checkpoint in checkpoints:
-        maxtext_logits.logits(checkpoint, str(work / "ids.npy"), str(work / f"{Path(checkpoint).name}.npz"))
+        config, out = f"{checkpoint}/maxtext.yml", work / f"{Path(checkpoint).name}.npz"
+        maxtext_logits.logits(checkpoint, config, str(work / "ids.npy"), str(out))
     found["imported"] = sorted(name for name in sys.modules if name.startswith("converter."))
     (work / "findings.json").write_text(json.dumps(found))
 

@@ -69,11 +69,12 @@ class S3:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
-    def upload_tree(self, directory: Path, bucket: str, prefix: str = "") -> None:
-        """Writes each file below a directory as an object."""
+    def upload_tree(self, directory: Path, bucket: str, prefix: str = "", *, without: str | None = None) -> None:
+        """Writes each file below a directory as an object, except those whose path has `without` in it."""
         for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                self.put(bucket, _join(prefix, path.relative_to(directory).as_posix()), path.read_bytes())
+            name = path.relative_to(directory).as_posix()
+            if path.is_file() and (without is None or without not in name):
+                self.put(bucket, _join(prefix, name), path.read_bytes())
 
     def download_tree(self, bucket: str, prefix: str, directory: Path) -> None:
         """Writes each object below a prefix as a file."""

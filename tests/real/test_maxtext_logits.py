@@ -1,6 +1,7 @@
 """The real MaxText loads what we write, with our maxtext.yml, and computes AXLearn's logits."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from converter.axes import AxisMap
 from converter.checkpoints import config_yaml
 from converter.mapping import configure, find_published, load_bundled
-from tests.conftest import AXLEARN, MAXTEXT
+from tests.conftest import AXLEARN, MAXTEXT, Cli
 from tests.helpers.families import FAMILIES
+from tests.helpers.gcs import FakeGcs
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "maxtext_logits.py"
 LOADERS = ("load_params_from_path", "from_pretrained")
@@ -62,26 +64,32 @@ pytestmark = [pytest.mark.maxtext, pytest.mark.timeout(1800)]
 class MaxTextLogits:
     """A process with the real MaxText, which computes the logits of one case at a time, when they are asked for."""
 
-    def __init__(self, python: str, folder: Path, converted: Callable[..., Path]):
+    def __init__(self, python: str, folder: Path, converted: Callable[..., Path], variables: Mapping[str, str]):
         self.folder = folder
         self.converted = converted
         self.known: dict[str, Mapping[str, np.ndarray]] = {}
         self.log = (folder / "log").open("w+")
         # -P: nothing of the project's directory can be imported.
         self.process = subprocess.Popen(
-            [python, "-P", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
-        )
+            [python, "-P", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
 
     def __getitem__(self, case: str) -> Mapping[str, np.ndarray]:
         """The logits of a case after each of MaxText's two loaders."""
         if case not in self.known:
             name, options = CASES[case]
-            ids, out = self.folder / f"{case}.npy", self.folder / f"{case}.npz"
-            np.save(ids, axlearn(name, "input_ids").astype(np.int32))
-            self._ask([str(self.converted(name, **options)), str(ids), str(out)])
-            with np.load(out) as file:
-                self.known[case] = {loader: file[loader] for loader in LOADERS}
+            checkpoint = self.converted(name, **options)
+            self.known[case] = self.load(str(checkpoint), checkpoint / "maxtext.yml", name)
         return self.known[case]
+
+    def load(self, checkpoint: str, config: Path, name: str) -> Mapping[str, np.ndarray]:
+        """The logits of any checkpoint of a golden."""
+        ids, out = self.folder / "ids.npy", self.folder / "logits.npz"
+        np.save(ids, axlearn(name, "input_ids").astype(np.int32))
+        self._ask([checkpoint, str(config), str(ids), str(out)])
+        with np.load(out) as file:
+            return {loader: file[loader] for loader in LOADERS}
 
     def shapes(self, config: str) -> dict[str, tuple[int, ...]]:
         """The parameters that MaxText makes of the text of a configuration."""
@@ -110,10 +118,14 @@ class MaxTextLogits:
 
 @pytest.fixture(scope="module")
 def logits(
-    maxtext_python: str, converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    maxtext_python: str,
+    converted: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    gcs_server: FakeGcs,
 ) -> Iterator[MaxTextLogits]:
     """What MaxText computes; started once, loads a case when a test asks for it."""
-    process = MaxTextLogits(maxtext_python, tmp_path_factory.mktemp("logits"), converted)
+    folder = tmp_path_factory.mktemp("logits")
+    process = MaxTextLogits(maxtext_python, folder, converted, gcs_server.environment())
     yield process
     process.close()
 
@@ -136,6 +148,27 @@ def test_exact_where_the_pairs_are_equal(case: str, loader: str, logits: MaxText
     expected = axlearn(CASES[case][0])
     assert expected.std() > 0.5
     assert difference(logits[case][loader], expected) < 1e-5
+
+
+@pytest.mark.parametrize("store", ["files", "ocdbt"])
+def test_a_bucket_gives_the_logits_of_local_files(
+    store: str, logits: MaxTextLogits, gcs: FakeGcs, in_process: Cli, tmp_path: Path
+) -> None:
+    name = CASES["sharded-untied"][0]
+    gcs.make_bucket("bucket")
+    gcs.upload_tree(AXLEARN / name, "bucket", "run")
+    # A name of its own for each: gcsfs keeps listings for as long as its process lives.
+    url = f"gs://bucket/{store}"
+    done = in_process("convert", "gs://bucket/run", url, "--untie", "--store", store)
+    assert done.code == 0, done.err
+    config = tmp_path / "maxtext.yml"
+    config.write_bytes(gcs.read("bucket", f"{store}/maxtext.yml"))
+    gcs.reset_counters()
+    found = logits.load(url, config, name)
+    assert gcs.counters()["sent"]["all"] > 100_000
+    for loader in LOADERS:
+        np.testing.assert_array_equal(found[loader], logits["sharded-untied"][loader])
+        assert difference(found[loader], axlearn(name)) < 1e-5
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.checkpoints.command import cli_value, train_command
+from converter.checkpoints.command import cli_value, handoff_note, train_command
 from converter.checkpoints.maxtext_config import config_yaml
 from converter.conversion.run import Request, convert
 from converter.mapping import configure, find_mapping, published_shapes, schedule_count
@@ -52,7 +52,17 @@ def test_the_command_can_be_pasted(place: str) -> None:
     assert patched == ["-m", "converter.maxtext_patch", *found[1:]]
 
 
+@pytest.mark.parametrize("place", ["gs://bucket/out", "gs://bucket/a b/$x"])
+def test_a_bucket_needs_its_configuration_here(place: str) -> None:
+    """MaxText opens its configuration as a local file."""
+    copy = handoff_note(place).splitlines()[-1]
+    assert words(copy.replace("gcloud ", "python3 ", 1)) == ["storage", "cp", f"{place}/maxtext.yml", "maxtext.yml"]
+    found = words(train_command(place))
+    assert found[2:4] == ["maxtext.yml", f"load_parameters_path={cli_value(f'{place}/0/items')}"]
+
+
 def test_a_plain_path_stays_readable() -> None:
+    assert "load_parameters_path=gs://bucket/out_2/0/items \\\n" in train_command("gs://bucket/out_2")
     assert "load_parameters_path=/data/envy-1.0/out_2/0/items \\\n" in train_command("/data/envy-1.0/out_2")
 
 

@@ -26,6 +26,9 @@ URL, OUT = "s3://bucket/run", "s3://bucket/out"
 STEP = "run/checkpoints/step_00000100"
 CHUNK = f"{STEP}/gda/{STACK}/layer1/feed_forward/wi_0_weight/0.0.0.0"
 
+UNREAD = "gda/learner/"
+"""The learner's state: two thirds of the files, which nothing but `inspect` looks at where parameters are converted."""
+
 CHANGING = ("/_CHECKPOINT_METADATA", "/commit_success.txt", "/ax2mt.json", "/manifest.ocdbt", "/items/d/")
 """Files that hold times, digests of another kind, or random names; `commit_success.txt` is for object stores only."""
 
@@ -33,14 +36,14 @@ CHANGING = ("/_CHECKPOINT_METADATA", "/commit_success.txt", "/ax2mt.json", "/man
 @pytest.fixture
 def source(moto: S3) -> S3:
     """moto, with a checkpoint."""
-    moto.upload_tree(SOURCE, moto.make_bucket("bucket"), "run")
+    moto.upload_tree(SOURCE, moto.make_bucket("bucket"), "run", without=UNREAD)
     return moto
 
 
 @pytest.fixture
 def checked(seaweedfs: S3) -> S3:
     """SeaweedFS, with a checkpoint."""
-    seaweedfs.upload_tree(SOURCE, seaweedfs.make_bucket("bucket"), "run")
+    seaweedfs.upload_tree(SOURCE, seaweedfs.make_bucket("bucket"), "run", without=UNREAD)
     return seaweedfs
 
 
@@ -65,9 +68,10 @@ def lasting(tree: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in tree.items() if not any(part in f"/{name}" for part in CHANGING)}
 
 
-@pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("command", ["plan", "params", "inspect"])
-def test_reports_are_those_of_the_same_files(command: str, in_process: Cli) -> None:
+def test_reports_are_those_of_the_same_files(command: str, source: S3, in_process: Cli) -> None:
+    if command == "inspect":
+        source.upload_tree(SOURCE, "bucket", "run")
     there, here = in_process(command, URL, "--json"), in_process(command, SOURCE, "--json")
     assert there.code == here.code == 0, there.err
     found, expected = json.loads(there.out.replace(URL, str(SOURCE))), here.document
