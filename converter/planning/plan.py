@@ -16,6 +16,7 @@ from converter.axes import (
     slab_moving_elements,
 )
 from converter.checkpoints import step_directory
+from converter.choices import COMPRESSORS
 from converter.errors import UsageError
 from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule, stack_parts
 from converter.planning.fidelity import TIED_KEY, Remedies
@@ -282,7 +283,7 @@ def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> 
     parts = [stack_parts(path) for path in row.targets]
     route = choose_route(
         axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link, value=row.value,
-        dtype=options.dtype, stacked=any(parts),
+        dtype=options.dtype, stacked=any(parts), compress=options.compress == COMPRESSORS[0],
     )  # fmt: skip
     blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value, stacked=any(parts))
     whole = (

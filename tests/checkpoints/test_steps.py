@@ -202,9 +202,7 @@ def test_steps_in_orbaxs_format_are_steps(tmp_path: Path) -> None:
     make_steps(tmp_path, 100)
     for number in (50, 200):
         (tmp_path / f"step_{number:08d}" / "index").mkdir(parents=True)
-    message = (
-        f"{tmp_path}/step_00000200: not committed, it has no index file; the save was interrupted or is under way"
-    )
+    message = f"{tmp_path}/step_00000200: not committed, it has no index file; the save was interrupted or is under way"
     assert refusal(tmp_path / "step_00000200") == refusal(tmp_path, 200) == message
     (tmp_path / "step_00000200" / "index" / "index").write_text("[]")
     assert found(str(tmp_path)) == found(str(tmp_path), 200) == str(tmp_path / "step_00000200")

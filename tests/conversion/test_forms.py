@@ -100,7 +100,7 @@ def test_what_is_not_split_or_permuted_is_passed(form: str, layout: str, passed:
 
 
 @pytest.mark.parametrize("options", [
-    {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"untie": True}, {"check": True}, {"jobs": 1},
+    {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"compress": "none"}, {"untie": True}, {"check": True}, {"jobs": 1},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("form", ["sharded", "orbax, unrolled"])
 def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path: Path, newest_orbax: Restorer) -> None:
@@ -241,6 +241,7 @@ def test_layers_in_two_layouts(tmp_path: Path) -> None:
         ({"dtype": "bfloat16", "link": True}, "--link passes chunks through, --dtype bfloat16 rewrites them"),
         ({"dtype": "bfloat16", "state": True}, "--state keeps what a training needs exactly, --dtype bfloat16 rounds"),
         ({"dtype": "float16"}, "--dtype float16: expected bfloat16"),
+        ({"compress": "none", "store": "zarr2"}, "--store zarr2 keeps its checksums in zstd's frames, --compress none"),
         ({"layout": "sideways"}, "--layout sideways: expected one of scanned, unscanned"),
     ],
 )
