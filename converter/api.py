@@ -281,6 +281,7 @@ def _options(given: ConversionArguments) -> "Options":
         table=_table_options(given["untie"], given["option"]) | fits,
         max_memory=_bytes(given["max_memory"]),
         store=given["store"],
+        compress=given["compress"],
         rewrite=given["rewrite"],
         link=given["link"],
         tree=given["tree"],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast, get_args
 
-from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, Layout, QkNorm, ServingDtype, Store, Tree
+from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, Compressor, Layout, QkNorm, ServingDtype, Store, Tree
 
 if TYPE_CHECKING:
     from converter.work import Progress
@@ -76,6 +76,7 @@ class ConversionArguments(TableArguments, total=False):
     max_memory: Budget
     jobs: Jobs
     store: Annotated[Store, Option("Plain files, one OCDBT database, or zarr2 files for old readers.", "files")]
+    compress: Annotated[Compressor, Option("How chunks that are rewritten are compressed.", "zstd")]
     rewrite: Annotated[bool, Option("Decode and encode every chunk; pass none through.", False)]
     link: Annotated[bool, Option("Hard-link chunks instead of copying: no checksums.", False)]
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]

@@ -36,6 +36,11 @@ ServingDtype = Literal["bfloat16"]
 
 SERVING_DTYPES: tuple[ServingDtype, ...] = get_args(ServingDtype)
 
+Compressor = Literal["zstd", "none"]
+"""How chunks that are rewritten are compressed."""
+
+COMPRESSORS: tuple[Compressor, ...] = get_args(Compressor)
+
 MAX_JOBS = 256
 """Blocks in flight, at most: each has a thread."""
 

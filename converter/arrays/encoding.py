@@ -63,12 +63,12 @@ class Encoding:
     foreign: bool = False
 
     @classmethod
-    def rewritten(cls, store: str) -> "Encoding":
-        """For chunks that we encode."""
+    def rewritten(cls, store: str, *, compress: bool = True) -> "Encoding":
+        """For chunks that we encode; those of zarr v2 are compressed, for their checksum is in the frame."""
         zarr2 = store == "zarr2"
         return cls(
             zarr_format=2 if zarr2 else 3,
-            compressor={"id": ZSTD, "level": LEVEL},
+            compressor={"id": ZSTD, "level": LEVEL} if compress or zarr2 else None,
             checksum=True,
             keys=FLAT_KEYS if zarr2 else NESTED_KEYS,
         )

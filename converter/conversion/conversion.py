@@ -16,10 +16,12 @@ from converter.mapping import needed_patches
 from converter.planning import (
     JOBS,
     LINK,
+    REWRITE,
     Options,
     PairMismatch,
     Plan,
     Source,
+    Task,
     fitted_scales,
     pair_mismatches,
 )
@@ -101,7 +103,8 @@ class Conversion:
         """Bytes that the checkpoint will take on disk; compression is assumed to do as well as in the source."""
         tasks = self.plan.tasks
         linked = {array.path for task in tasks if task.route == LINK for array in task.sources}
-        return int(sum(task.stored_bytes for task in tasks if task.sources[0].path not in linked) * 1.02)
+        written = (task for task in tasks if task.sources[0].path not in linked)
+        return int(sum(max(task.stored_bytes, _raw_bytes(task)) for task in written) * 1.02)
 
     def source_has_changed(self) -> bool:
         """Whether the source changed, or was removed, since the start.
@@ -148,6 +151,11 @@ def make_conversion(request: Request, source: Source, plan: Plan, destination: s
     return conversion
 
 
+def _raw_bytes(task: Task) -> int:
+    """Bytes of a task's leaves that are not compressed."""
+    return sum(leaf.bytes for leaf in task.leaves if task.route == REWRITE and leaf.compressor is None)
+
+
 def _describe(source: Source, plan: Plan) -> dict[str, Any]:
     """All that decides over the result, for the journal: another value of any of these is another conversion."""
     directory = source.checkpoint.directory
@@ -159,6 +167,7 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         SOURCE_FILES: _source_digest(source),
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
+        "compress": plan.options.compress,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
         "tree": plan.tree,

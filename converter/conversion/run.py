@@ -258,6 +258,7 @@ def _origin(conversion: Conversion) -> Origin:
     options = {
         **table.states(plan.options.table),
         "store": plan.options.store,
+        "compress": plan.options.compress,
         "set": dict(plan.settings),
         "tree": plan.tree,
         "layout": plan.options.layout,

@@ -35,8 +35,8 @@ class LayerLayout:
 
     Attributes:
       name: such as `scanned`.
-      path: below the tree's prefix; `{block}` is the layer's number in the cycle, `{layer}` in the model, `{repeat}`
-        its cycle's number.
+      path: below the tree's prefix; `{layer}` is the layer's number in the model, `{block}` in its cycle, `{repeat}`
+        that of the cycle.
       axis: the dimension of every layer tensor that holds the repeats of the cycle; None where each layer has its own
         place.
     """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
-from converter.choices import LAYOUTS, SERVING_DTYPES, STORES, TREES
+from converter.choices import COMPRESSORS, LAYOUTS, SERVING_DTYPES, STORES, TREES
 from converter.errors import UsageError
 from converter.storage import is_remote, storage_of
 
@@ -35,6 +35,7 @@ class Options:
       transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
       layout: MaxText's layer layout, see LAYOUTS.
       dtype: what weights are cast to; None for none.
+      compress: how chunks that are rewritten are compressed, see COMPRESSORS.
     """
 
     table: frozenset[str] = frozenset()
@@ -49,6 +50,7 @@ class Options:
     force: bool = False
     layout: str = LAYOUTS[0]
     dtype: str | None = None
+    compress: str = COMPRESSORS[0]
 
     @property
     def state_optimizer(self) -> Optimizer | None:
@@ -71,6 +73,13 @@ class Options:
             raise UsageError("--store zarr2 is for local files; use --store files or ocdbt in an object store")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
+        if self.compress not in COMPRESSORS:
+            raise UsageError(f"--compress {self.compress}: expected one of {', '.join(COMPRESSORS)}")
+        if self.compress != COMPRESSORS[0] and self.store == "zarr2":
+            raise UsageError(
+                f"--store zarr2 keeps its checksums in zstd's frames, --compress {self.compress} writes none; use "
+                "--store files or ocdbt"
+            )
         if self.layout not in LAYOUTS:
             raise UsageError(f"--layout {self.layout}: expected one of {', '.join(LAYOUTS)}")
         if self.dtype is not None and self.dtype not in SERVING_DTYPES:

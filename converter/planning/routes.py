@@ -48,6 +48,7 @@ def choose_route(
     value: ValueRule = COPY,
     dtype: str | None = None,
     stacked: bool = False,
+    compress: bool = True,
 ) -> Route:
     """Chooses the route of one task.
 
@@ -61,6 +62,7 @@ def choose_route(
       value: what becomes of the values.
       dtype: what they are cast to; None for none.
       stacked: the target has a leaf for each layer, along its first dimension.
+      compress: compress chunks that are rewritten.
     """
     reason = _why_not_passed(axis_map, arrays, store, rewrite, value)
     cast = dtype is not None and dtype != arrays[0].dtype
@@ -70,7 +72,7 @@ def choose_route(
     reason = reason or _why_too_large(arrays[0], limit)
     reason = reason or (_why_not_split(axis_map, arrays[0]) if stacked else "")
     if reason:
-        return Route(REWRITE, reason, Encoding.rewritten(store))
+        return Route(REWRITE, reason, Encoding.rewritten(store, compress=compress))
     permutation = axis_map.axis_permutation()
     assert permutation is not None
     order = tuple(permutation.index(dim) for dim in range(len(permutation)))

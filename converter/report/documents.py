@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from converter.choices import LAYOUTS, QK_NORMS, SERVING_DTYPES, STORES, TREES
+from converter.choices import COMPRESSORS, LAYOUTS, QK_NORMS, SERVING_DTYPES, STORES, TREES
 from converter.report.fields import (
     ANY_OBJECT,
     COUNT,
@@ -104,6 +104,7 @@ PLAN_FIELDS = (
         Field("untie", FLAG, "whether `untie` is one of them", lambda options: "untie" in options.table),
         Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
         Field("store", choice(*STORES), "how leaves are stored"),
+        Field("compress", choice(*COMPRESSORS), "how chunks that are rewritten are compressed"),
         Field("rewrite", FLAG, "every chunk is decoded and encoded"),
         Field("link", FLAG, "chunks are hard-linked"),
         Field("tree", choice(*TREES), "what becomes the parameters"),

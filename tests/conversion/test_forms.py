@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from converter import api
+from converter.choices import LAYOUTS, Layout
 from converter.errors import MappingError, SourceError, UsageError
 from tests.conftest import AXLEARN, Cli
 from tests.helpers import axlearn_checkpoint, families
@@ -21,7 +22,6 @@ from tests.helpers.restorer import Restorer
 
 Tensors = Mapping[str, np.ndarray]
 MODELS = (*FAMILIES, "micro-hybrid")
-LAYOUTS = ("scanned", "unscanned")
 
 
 def sharded(tensors: Tensors) -> dict[str, tuple[int, ...]]:
@@ -48,7 +48,7 @@ SOURCES: dict[str, Callable[[Path, Tensors], Path]] = {
 }
 
 
-def expected(name: str, layout: str, *, untie: bool = False, dtype: str | None = None) -> dict[str, np.ndarray]:
+def expected(name: str, layout: Layout, *, untie: bool = False, dtype: str | None = None) -> dict[str, np.ndarray]:
     oracle = axlearn_checkpoint if name == "micro-hybrid" else families
     leaves = oracle.expected_leaves(read_tensors(name), untie=untie)
     leaves = unscanned(leaves) if layout == "unscanned" else leaves
@@ -68,7 +68,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("name", "form", "layout"), MATRIX)
-def test_every_leaf(name: str, form: str, layout: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_every_leaf(name: str, form: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors(name))
     result = api.convert(source, tmp_path / "out", layout=layout, set=settings(name))
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected(name, layout))
@@ -91,7 +91,7 @@ def test_every_leaf(name: str, form: str, layout: str, tmp_path: Path, newest_or
         ("sharded", "unscanned", False),
     ],
 )
-def test_what_is_not_split_or_permuted_is_passed(form: str, layout: str, passed: bool, tmp_path: Path) -> None:
+def test_what_is_not_split_or_permuted_is_passed(form: str, layout: Layout, passed: bool, tmp_path: Path) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors("micro-hybrid"))
     plan = api.plan(source, layout=layout)
     reasons = {task.reason for task in plan.tasks}
@@ -100,7 +100,8 @@ def test_what_is_not_split_or_permuted_is_passed(form: str, layout: str, passed:
 
 
 @pytest.mark.parametrize("options", [
-    {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"untie": True}, {"check": True}, {"jobs": 1},
+    {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"compress": "none"}, {"untie": True}, {"check": True},
+    {"jobs": 1},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("form", ["sharded", "orbax, unrolled"])
 def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path: Path, newest_orbax: Restorer) -> None:
@@ -113,7 +114,7 @@ def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("form", ["unrolled", "orbax"])
-def test_links(form: str, layout: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_links(form: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors("micro-fuji-gqa"))
     result = api.convert(source, tmp_path / "out", link=True, layout=layout)
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected("micro-fuji-gqa", layout))
@@ -124,7 +125,9 @@ def test_links(form: str, layout: str, tmp_path: Path, newest_orbax: Restorer) -
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["micro-fuji-gqa", "micro-hybrid"])
-def test_a_cast_is_rounded_to_the_nearest_even(name: str, layout: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_a_cast_is_rounded_to_the_nearest_even(
+    name: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer
+) -> None:
     source = SOURCES["unrolled"](tmp_path / "step_00000100", read_tensors(name))
     api.convert(source, tmp_path / "out", dtype="bfloat16", layout=layout)
     leaves = expected(name, layout, dtype="bfloat16")
@@ -151,7 +154,7 @@ def test_a_value_that_the_cast_cannot_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_state_of_an_unrolled_training(layout: str, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_the_state_of_an_unrolled_training(layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     tensors = read_tensors("micro-fuji-gqa")
     moments = {
         f"learner/optimizer/1/0/{name}/{path.removeprefix('model/')}": values * factor
@@ -241,6 +244,7 @@ def test_layers_in_two_layouts(tmp_path: Path) -> None:
         ({"dtype": "bfloat16", "link": True}, "--link passes chunks through, --dtype bfloat16 rewrites them"),
         ({"dtype": "bfloat16", "state": True}, "--state keeps what a training needs exactly, --dtype bfloat16 rounds"),
         ({"dtype": "float16"}, "--dtype float16: expected bfloat16"),
+        ({"compress": "none", "store": "zarr2"}, "--store zarr2 keeps its checksums in zstd's frames, --compress none"),
         ({"layout": "sideways"}, "--layout sideways: expected one of scanned, unscanned"),
     ],
 )
