@@ -62,7 +62,7 @@ def test_every_command_takes_relative_paths(arguments: tuple[str, ...], work: Pa
     assert (work / "l.npz").is_file() == ("--out" in words)
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/x", "S3://bucket/x.toml"])
+@pytest.mark.parametrize("url", ["az://bucket/x", "HDFS://bucket/x.toml"])
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [
@@ -94,9 +94,28 @@ def test_every_command_refuses_urls_alike(
     before = sorted(os.listdir(work))
     monkeypatch.chdir(work)
     assert run([url if word == "URL" else word for word in arguments.split()]) == code
-    line = f"{url}: remote storage is not supported; copy the checkpoint from or to a local file system, and give the "
+    scheme = url.partition(":")[0].lower()
+    line = f"{url}: {scheme}:// is not supported; copy the checkpoint from or to a local file system, and give the "
     assert capsys.readouterr().err == f"ax2mt: {line}local path\n"
     assert sorted(os.listdir(work)) == before
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "S3://bucket/x.toml"])
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [(4, "plan G --mapping URL"), (2, "logits G --tokens URL"), (4, "mappings check URL"), (4, "mappings show URL")],
+)
+def test_only_checkpoints_can_be_in_buckets(
+    code: int,
+    arguments: str,
+    url: str,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(work)
+    assert run([url if word == "URL" else word for word in arguments.split()]) == code
+    assert capsys.readouterr().err == f"ax2mt: {url}: a local file or directory is needed here\n"
 
 
 @pytest.mark.parametrize(
