@@ -126,9 +126,7 @@ def test_links(form: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["micro-fuji-gqa", "micro-hybrid"])
-def test_a_cast_is_rounded_to_the_nearest_even(
-    name: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer
-) -> None:
+def test_a_cast_rounds_to_the_nearest_even(name: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES["unrolled"](tmp_path / "step_00000100", read_tensors(name))
     api.convert(source, tmp_path / "out", dtype="bfloat16", layout=layout)
     leaves = expected(name, layout, dtype="bfloat16")

@@ -13,6 +13,7 @@ from converter.axes import AxisMap, blocking, tensor_shape
 from converter.conversion.run import Request, convert
 from converter.mapping import LAYER_AXIS, MappingTable, load_bundled, load_mapping
 from converter.mapping.published import published_shapes
+from converter.mapping.stacks import STACK_AXIS
 from converter.mapping.table import PublishedModel
 from converter.mapping.values import Scale
 from converter.planning.options import Options
@@ -43,7 +44,7 @@ def numbered(shape: tuple[int, ...], start: int = 0) -> np.ndarray:
 @given(data=st.data())
 def test_every_row_leads_back(table: MappingTable, data: st.DataObject) -> None:
     sizes = data.draw(sizes_for(table))
-    places = [(s.axis, t.axis) for s in table.axlearn.layers for t in table.maxtext.layers if t.axis is not None]
+    places = [(s.axis or STACK_AXIS, t.axis or STACK_AXIS) for s in table.axlearn.layers for t in table.maxtext.layers]
     for row in table.rows:
         for source_at, target_at in places if row.in_layer else [(None, None)]:
             expression = row.expression
