@@ -40,7 +40,7 @@ CASES |= EXACT
 FORMS = {
     "unscanned-fuji": ("micro-fuji-gqa", {"layout": "unscanned"}),
     "unscanned-envy": ("micro-hybrid-qkpair", {"untie": True, "layout": "unscanned"}),
-    "unscanned-qwen": ("micro-qwen", {"layout": "unscanned", "settings": FAMILIES["micro-qwen"].settings}),
+    "unscanned-qwen": ("micro-qwen", {"layout": "unscanned"}),
     "unrolled-orbax-to-scanned": ("micro-fuji-mha-unrolled-orbax", {"untie": True}),
     "unrolled-orbax-to-unscanned": (
         "micro-fuji-mha-unrolled-orbax", {"untie": True, "layout": "unscanned", "store": "ocdbt"}
