@@ -147,7 +147,7 @@ def open_source(
     if optimizer is not None:
         if not force:
             check_exact(match)
-        state = find_state(match, checkpoint, optimizer)
+        state = find_state(match, checkpoint, optimizer, capacity_known=trained is not None)
     arrays = checkpoint.read_arrays(_used(match, state), match.stacks)
     _check_dtypes(match, arrays)
     if state is not None:

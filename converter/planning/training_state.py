@@ -114,13 +114,16 @@ def find_average(match: Match) -> str:
     return found[0]
 
 
-def find_state(match: Match, checkpoint: Checkpoint, optimizer: Optimizer) -> TrainingState:
+def find_state(
+    match: Match, checkpoint: Checkpoint, optimizer: Optimizer, *, capacity_known: bool = False
+) -> TrainingState:
     """The state of the training, from the index alone; see `check_counts` for the numbers.
 
     Args:
       match: the table on the parameters.
       checkpoint: the step.
       optimizer: MaxText's.
+      capacity_known: whether the training's configuration says how many tokens an expert takes.
 
     Raises:
       SourceError: there is no Adam state, or it is incomplete.
@@ -151,17 +154,17 @@ def find_state(match: Match, checkpoint: Checkpoint, optimizer: Optimizer) -> Tr
             for name, order in MOMENTS.items()
         ),
         counts=_counts(match, shapes, base),
-        notes=_never_exact(match),
+        notes=_never_exact(match, capacity_known),
     )
 
 
-def _never_exact(match: Match) -> tuple[str, ...]:
-    """What no conversion can make equal, one line each."""
+def _never_exact(match: Match, capacity_known: bool) -> tuple[str, ...]:
+    """What no conversion can make equal, one line each; a capacity that is known has a note of its own."""
     notes = [
         "the position in the data is not in AXLearn's checkpoint: MaxText starts the data from the beginning, unless "
         "its input pipeline skips what was seen"
     ]
-    if any(EXPERT_ROLES & set(row.row.roles) for row in match.rows):
+    if not capacity_known and any(EXPERT_ROLES & set(row.row.roles) for row in match.rows):
         notes.append(
             "AXLearn drops tokens over an expert's capacity in training, and MaxText cannot drop the same ones: "
             "over_capacity_1 and over_capacity_2 in AXLearn's summaries say how many"
