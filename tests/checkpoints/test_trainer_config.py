@@ -188,7 +188,9 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 def test_plan_finds_it_from_every_path(path: str, in_process: Cli, tmp_path: Path) -> None:
     placed(tmp_path, "trainer/trainer_config")
     document = in_process("plan", tmp_path / path, "--json").document
-    assert (document["config"]["learning_rate"], document["config"]["steps"], document["notes"]) == (0.01, 60, [])
+    assert (document["config"]["learning_rate"], document["config"]["steps"]) == (0.01, 60)
+    (note,) = document["notes"]
+    assert "train_capacity_factor is 4.0" in note
 
 
 def scaled(*rules: tuple[str, float], default: float = 1.0) -> tuple[object, tuple[str, ...]]:

@@ -155,7 +155,8 @@ def test_files_that_are_no_table(what: str, tmp_path: Path, capsys: pytest.Captu
         table.write_bytes(b"\xff\xfe")
     elif what == "too large":
         table.write_text("#" * (1 << 21))
-    assert f"mapping file {table} " in refused(capsys, 4, SOURCE, tmp_path / "out", "--mapping", table)
+    expected = f"no mapping '{table}': bundled are " if what == "missing" else f"mapping file {table} "
+    assert expected in refused(capsys, 4, SOURCE, tmp_path / "out", "--mapping", table)
 
 
 def test_through_a_real_process(tmp_path: Path, cli: Cli) -> None:
