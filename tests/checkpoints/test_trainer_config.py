@@ -14,7 +14,7 @@ from converter.mapping.file import find_mapping
 from converter.mapping.learner import TrainedLearner, find_learner
 from converter.mapping.match import match_table
 from tests.conftest import DATA, Cli
-from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, write_checkpoint
+from tests.helpers.axlearn_checkpoint import SMALL, STACK, dimensions, envy_shapes, envy_tensors, write_checkpoint
 
 CONFIGS = DATA / "trainer_config"
 ENVY = (CONFIGS / "micro-envy").read_text()
@@ -164,7 +164,8 @@ def placed(tmp_path: Path, name: str) -> Path:
     """A trainer directory with a step, and the file in `name`."""
     (tmp_path / "trainer/checkpoints").mkdir(parents=True)
     shutil.copy(CONFIGS / "micro-envy", tmp_path / name)
-    return write_checkpoint(tmp_path / "trainer/checkpoints/step_00000100", envy_tensors(SMALL))
+    sizes = dimensions(32, 2, 4, 2, 8, 48, 48, 4, 64)  # what the file says
+    return write_checkpoint(tmp_path / "trainer/checkpoints/step_00000100", envy_tensors(sizes))
 
 
 @pytest.mark.parametrize("name", ["trainer/trainer_config", "trainer/checkpoints/trainer_config"])
@@ -187,7 +188,9 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["trainer", "trainer/checkpoints", "trainer/checkpoints/step_00000100"])
 def test_plan_finds_it_from_every_path(path: str, in_process: Cli, tmp_path: Path) -> None:
     placed(tmp_path, "trainer/trainer_config")
-    document = in_process("plan", tmp_path / path, "--json").document
+    done = in_process("plan", tmp_path / path, "--json")
+    assert done.code == 0, done.err
+    document = done.document
     assert (document["config"]["learning_rate"], document["config"]["steps"]) == (0.01, 60)
     (note,) = document["notes"]
     assert "train_capacity_factor is 4.0" in note
