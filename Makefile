@@ -58,6 +58,7 @@ torture: $(VENV)/ready
 	$(BIN)/python -c "from pathlib import Path; from benchmarks.source import random_source; \
 	    random_source(Path('build/torture/source'), 200_000_000)"
 	$(BIN)/python -m tests.torture.kill build/torture/source build/torture/work --count 200
+	$(BIN)/python -m tests.torture.kill_gcs --count 100
 	AX2MT_FUZZ=100 $(BIN)/python -m pytest tests/faults/test_fuzz.py -n 2 --timeout=0 --basetemp=build/torture/fuzz
 
 clean:

@@ -7,6 +7,7 @@ function returns the frozen value that the command prints, and raises the errors
 printed and no signal is handled. Heavy imports happen inside the functions, so that the command line starts quickly.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -85,9 +86,11 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
       SourceError: the source is not a committed checkpoint, or is damaged.
       MappingError: no mapping table fits the source.
     """
-    from converter.planning import configure_source, make_plan, open_source
+    from converter.conversion import resolve_destination
+    from converter.planning import configure_source, estimate_traffic, make_plan, open_source, transfer_between
 
     made = _options(options)
+    to = _optional(options["to"])
     opened = open_source(
         os.fspath(source),
         step=options["step"],
@@ -98,7 +101,14 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
         optimizer=made.state_optimizer,
         force=made.force,
     )
-    return make_plan(opened, made, configure_source(opened, _settings(options["set"])), jobs=_jobs(options["jobs"]))
+    configuration, directory = configure_source(opened, _settings(options["set"])), opened.checkpoint.directory
+    target = directory if to is None else resolve_destination(to)
+    if to is not None:
+        made = dataclasses.replace(made, transfer=transfer_between(directory, target))
+    made_plan = make_plan(opened, made, configuration, jobs=_jobs(options["jobs"]))
+    if to is None:
+        return made_plan
+    return dataclasses.replace(made_plan, traffic=estimate_traffic(made_plan, directory, target))
 
 
 @documented

@@ -146,14 +146,16 @@ def _from_url(text: str, error: type[Ax2mtError]) -> str | None:
     scheme, slashes = match[1].lower(), len(match[2])
     if scheme != "file":
         if slashes >= 2:
+            if scheme in STORAGES:
+                raise error(f"{text}: a local file or directory is needed here")
             raise error(
-                f"{text}: remote storage is not supported; copy the checkpoint from or to a local file system, "
+                f"{text}: {scheme}:// is not supported; copy the checkpoint from or to a local file system, "
                 "and give the local path"
             )
         if scheme in REMOTE_SCHEMES:
             raise error(
-                f"{text}: a URL has two slashes, {scheme}://{text[match.end() :]}, and remote storage is not "
-                f"supported; write ./{text} for a local directory of that name"
+                f"{text}: a URL has two slashes, {scheme}://{text[match.end() :]}; write ./{text} for a local "
+                "directory of that name"
             )
         return None
     host, path = "", text[len("file:") :]

@@ -28,7 +28,7 @@ def resolve_destination(path: str) -> str:
     """
     target = locate(path, DestinationError).path
     storage = storage_of(target)
-    return storage.resolve(target) if storage.is_directory(target) else target
+    return storage.resolve(target) if storage.renames and storage.is_directory(target) else target
 
 
 def check_destination(path: str, source: str, *, overwrite: bool) -> str:

@@ -27,7 +27,15 @@ from converter.conversion.stream import Written, run
 from converter.errors import DestinationError, SourceError
 from converter.location import locate
 from converter.mapping import MODEL, TRAINING, training_keys
-from converter.planning import PairMismatch, Plan, configure_source, make_plan, open_source, transfer_between
+from converter.planning import (
+    PairMismatch,
+    Plan,
+    configure_source,
+    estimate_traffic,
+    make_plan,
+    open_source,
+    transfer_between,
+)
 from converter.storage import storage_of, write_error
 from converter.version import __version__
 from converter.work import Progress, peak_resident, reuse_freed_memory
@@ -112,6 +120,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     configuration = configure_source(source, request.settings)
     transfer = transfer_between(source.checkpoint.directory, destination)
     plan = make_plan(source, replace(options, transfer=transfer), configuration, jobs=request.jobs)
+    plan = replace(plan, traffic=estimate_traffic(plan, source.checkpoint.directory, destination))
     conversion = make_conversion(request, source, plan, destination)
     if _is_finished(destination, conversion):
         written, resumed, leftover, removed_first = Written(), True, "", False

@@ -16,6 +16,7 @@ from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
 from converter.planning.source import Source, chosen_tree, configure_source, evident_options, open_source
+from converter.planning.traffic import Traffic, estimate_traffic
 
 __all__ = [
     "COPIERS",
@@ -36,9 +37,11 @@ __all__ = [
     "Route",
     "Source",
     "Task",
+    "Traffic",
     "choose_route",
     "chosen_tree",
     "configure_source",
+    "estimate_traffic",
     "evident_options",
     "fitted_scales",
     "make_plan",

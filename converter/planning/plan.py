@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.arrays import FEED_SIZE, Array, can_decode
 from converter.axes import (
@@ -23,6 +23,9 @@ from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source, configure_source
 from converter.planning.training_state import Scalar, TrainingState, moved, with_learner
+
+if TYPE_CHECKING:
+    from converter.planning.traffic import Traffic
 
 PASS_MEMORY = 2 * FEED_SIZE
 """Bytes that copying one chunk takes."""
@@ -106,6 +109,7 @@ class Plan:
       remedies: options of the table that advice may name.
       trees: what is converted by the rows of the table; the first becomes MaxText's parameters.
       state: the training state that is written as well; None where only parameters are.
+      traffic: what is asked of object stores, where the plan is for a destination.
     """
 
     source: str
@@ -123,6 +127,7 @@ class Plan:
     remedies: Remedies
     trees: tuple[Tree, ...]
     state: TrainingState | None = None
+    traffic: "Traffic | None" = None
     totals: "Totals" = field(init=False)
 
     def __post_init__(self) -> None:

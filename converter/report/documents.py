@@ -127,6 +127,23 @@ PLAN_FIELDS = (
         Field("memory", COUNT, "of blocks in flight, in bytes", "totals.memory"),
         source=_itself,
     ),
+    Field(
+        "traffic",
+        optional(
+            record(
+                Field("destination", TEXT, "where the checkpoint goes"),
+                Field("class_a", COUNT, "requests that write, copy or list, about"),
+                Field("class_b", COUNT, "requests that read, about"),
+                Field("free", COUNT, "requests that delete, about"),
+                Field("read_bytes", COUNT, "that this machine reads from a store"),
+                Field("sent_bytes", COUNT, "that this machine sends to a store"),
+                Field("moved_bytes", COUNT, "that the store moves by itself"),
+                Field("moved_objects", COUNT, "chunks of which it does so"),
+                Field("leaving", TEXT, "what the bytes leave, such as a region; empty for nothing"),
+            )
+        ),
+        "what is asked of object stores; null where both sides are local or no destination is given",
+    ),
     Field("sizes", COUNTS, "axis to its solved size"),
     Field("directory", TEXT, "the step's directory below the destination", lambda plan: f"{plan.step_directory}/items"),
     objects(
@@ -208,6 +225,8 @@ CONVERT = Record(
             Field("decoded", COUNT, "chunks", "counts.decoded"),
             Field("encoded", COUNT, "chunks", "counts.encoded"),
             Field("passed", COUNT, "chunks that were not decoded", "counts.passed"),
+            Field("moved", COUNT, "those of them that an object store moved by itself", "counts.moved"),
+            Field("moved_bytes", COUNT, "their size as they are stored", "counts.moved_bytes"),
             Field("kept", COUNT, "units from the interrupted run", "counts.kept"),
             Field("peak_in_flight", COUNT, "bytes of blocks in flight"),
             source="written",

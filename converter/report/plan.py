@@ -9,7 +9,7 @@ from rich.text import Text
 
 from converter.checkpoints import CONFIG_NAME, handoff_note
 from converter.mapping import PARAMS
-from converter.planning import PairMismatch, Plan, Task
+from converter.planning import PairMismatch, Plan, Task, Traffic
 from converter.report.console import plain_table, print_table, shape_text
 from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.words import format_size, option_flag, printable
@@ -73,6 +73,8 @@ def print_totals(plan: Plan, console: Console) -> None:
     ]  # fmt: skip
     if plan.settings:
         rows.append(("set", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
+    if plan.traffic:
+        rows += traffic_rows(plan.traffic)
     rows += [("left behind", dropped_text(reason, entries)) for reason, entries in plan.dropped.items()]
     if plan.others:
         rows.append(("left behind", f"entries that are not tensors: {', '.join(map(printable, plan.others))}"))
@@ -116,6 +118,15 @@ def _state_totals(plan: Plan) -> list[tuple[str, str]]:
         ("state", f"{plan.state.optimizer.name}: {names} of every parameter, {size}; {counts}"),
         ("directory", f"{plan.step_directory}/items: MaxText goes on with step {plan.state.step}"),
     ]
+
+
+def traffic_rows(traffic: Traffic) -> list[tuple[str, str]]:
+    """What is asked of object stores."""
+    requests = f"about {traffic.class_a:,} of class A, {traffic.class_b:,} of class B, {traffic.free:,} free"
+    through = f"{format_size(traffic.read_bytes)} read and {format_size(traffic.sent_bytes)} sent by this machine"
+    moved = f"{format_size(traffic.moved_bytes)} in {traffic.moved_objects:,} objects moved inside the store"
+    rows = [("requests", requests), ("traffic", f"{through}, {moved}")]
+    return [*rows, ("leaving", f"bytes leave {traffic.leaving}")] if traffic.leaving else rows
 
 
 def _adders(plan: Plan) -> str:

@@ -268,6 +268,10 @@ class Storage(Protocol):
         """Opens a blob."""
         ...
 
+    def location(self, name: str) -> str:
+        """Where the bucket of a name is, such as a region; empty where that is not known, or makes no difference."""
+        ...
+
     def kvstore(self, directory: str) -> dict[str, Any]:
         """TensorStore's specification of a directory."""
         ...

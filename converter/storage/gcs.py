@@ -158,6 +158,13 @@ class GcsStorage(ObjectStorage):
     def create(self, name: str, size: int = 0, mark: Mark | None = None) -> GcsWriter:
         return GcsWriter(self, name, size, mark)
 
+    def location(self, name: str) -> str:
+        bucket, _ = split_url(name)
+        try:
+            return self.client.call("GET", f"/storage/v1/b/{bucket}", name, params={"fields": "location"})["location"]
+        except OSError:
+            return ""  # it takes a permission of its own, which copying does not need
+
     def kvstore(self, directory: str) -> dict[str, Any]:
         bucket, name = split_url(directory)
         return {"driver": "gcs", "bucket": bucket, "path": name.rstrip("/") + "/" if name else ""}

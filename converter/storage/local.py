@@ -116,6 +116,9 @@ class LocalStorage:
     def open(self, name: str) -> FileReader:
         return FileReader(name)
 
+    def location(self, name: str) -> str:  # noqa: ARG002
+        return ""
+
     def kvstore(self, directory: str) -> dict[str, Any]:
         return {"driver": "file", "path": directory.rstrip("/") + "/"}
 

@@ -233,6 +233,9 @@ class ObjectStorage(ABC):
     def take_back(self, publication: Publication) -> None:
         """Nothing was moved."""
 
+    def location(self, name: str) -> str:  # noqa: ARG002
+        return ""
+
     def together(self, work: Callable[[Any], Any], items: "list[Any]") -> "list[Any]":
         """Results of requests that are sent at once, in order."""
         if len(items) < 2:

@@ -57,18 +57,23 @@ def test_absolute_paths_and_file_urls(text: str, expected: str) -> None:
     assert locate(text, SourceError).path == expected
 
 
-REMOTE = "remote storage is not supported; copy the checkpoint from or to a local file system, and give the local path"
+def test_urls_of_stores() -> None:
+    found = locate("GS://bucket/run/", SourceError)
+    assert (found.given, found.path) == ("GS://bucket/run/", "gs://bucket/run")
+    with pytest.raises(SourceError, match="a local file or directory is needed here"):
+        locate("gs://bucket/table.toml", SourceError, local=True)
+
+
+REMOTE = "x+y:// is not supported; copy the checkpoint from or to a local file system, and give the local path"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "empty path: expected a file or directory; is a shell variable unset?"),
-        ("gs://bucket/x", REMOTE), ("GS://bucket", REMOTE), ("s3://b", REMOTE), ("x+y://h", REMOTE),
-        ("gs:/b/x", "a URL has two slashes, gs://b/x, and remote storage is not supported; "
-                    "write ./gs:/b/x for a local directory of that name"),
-        ("S3:/b", "a URL has two slashes, s3://b, and remote storage is not supported; "
-                  "write ./S3:/b for a local directory of that name"),
+        ("x+y://h", REMOTE),
+        ("gs:/b/x", "a URL has two slashes, gs://b/x; write ./gs:/b/x for a local directory of that name"),
+        ("S3:/b", "a URL has two slashes, s3://b; write ./S3:/b for a local directory of that name"),
         ("file://host/x", "a file URL with the host 'host'; a local one has three slashes: file:///path"),
         ("file://", "a file URL without a path; expected file:///path"),
         ("file:///", "a file URL without a path; expected file:///path"),
