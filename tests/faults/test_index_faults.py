@@ -78,7 +78,7 @@ INDEX_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "not committed, it has no index file"),
     "empty": (cut_to(0), "not valid JSON"),
     "cut": (cut_to(100), "not valid JSON"),
-    "directory": (replace_by_directory, "saved by AXLearn's OrbaxCheckpointer"),
+    "directory": (replace_by_directory, "not committed, it has no index file"),
     "dangling link": (replace_by_dangling_link, "not committed"),
     "pipe": (replace_by_pipe, "not committed"),
     "binary": (lambda file: file.write_bytes(bytes(range(256))), "not valid JSON"),
