@@ -18,9 +18,10 @@ import zstandard
 from converter.arrays.array import Array
 from converter.arrays.database import open_chunk
 from converter.arrays.encoding import ZSTD
-from converter.arrays.zstd_frame import FrameCheck
+from converter.arrays.zstd_frame import MAX_HEADER, FrameCheck, frame_header
 from converter.dtypes import storage_dtype
 from converter.errors import SourceError
+from converter.storage import Reader
 
 READ_SIZE = 256 << 10
 """Compressed bytes that are read at once: they stay in a core's cache until they are decoded."""
@@ -138,6 +139,25 @@ def check_chunk(array: Array, index: tuple[int, ...]) -> None:
             piece = scratch[: min(rest, FEED_SIZE)]
             _fill(stream, piece, where)
             rest -= len(piece)
+
+
+def says_its_size(array: Array, chunk: Reader, where: str) -> bool:
+    """Whether a stored chunk says that it has the array's chunk size, as far as that takes no reading of it all.
+
+    Args:
+      array: the array.
+      chunk: the chunk, of which nothing need have been read.
+      where: the chunk, for messages.
+
+    Raises:
+      SourceError: it has another size, or is no chunk of this array.
+      OSError: it cannot be read.
+    """
+    if array.compressor is not None:
+        return frame_header(chunk.read_range(0, MAX_HEADER), array.chunk_bytes, where).has_size
+    if chunk.size() != array.chunk_bytes:
+        raise SourceError(f"{where}: {chunk.size()} bytes, the chunk has {array.chunk_bytes}")
+    return True
 
 
 def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool) -> Callable[[memoryview], int]:

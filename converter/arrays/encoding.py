@@ -39,6 +39,14 @@ NESTED_KEYS = ChunkKeys("c", "/")
 """`c/0/1`: zarr v3's default."""
 
 
+def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a source chunk stands in the target's grid, when source dimension i is target dimension order[i]."""
+    result = [0] * len(index)
+    for source_dim, target_dim in enumerate(order):
+        result[target_dim] = index[source_dim]
+    return tuple(result)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
     """How an array's chunks are stored.

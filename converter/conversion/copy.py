@@ -4,26 +4,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from converter.arrays import (
-    MAX_HEADER,
     Array,
     ChunkWriter,
     FrameCheck,
     LeafStore,
     StackStore,
     check_chunk,
-    frame_header,
     open_chunk,
+    says_its_size,
+    target_index,
 )
 from converter.errors import SourceError
 from converter.storage import Reader, ReadError
-
-
-def target_index(index: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Where a source chunk stands in the target's grid, when source dimension i is target dimension order[i]."""
-    result = [0] * len(index)
-    for source_dim, target_dim in enumerate(order):
-        result[target_dim] = index[source_dim]
-    return tuple(result)
 
 
 def copy_chunk(array: Array, index: tuple[int, ...], store: LeafStore | StackStore) -> int:
@@ -85,13 +77,9 @@ def _open(array: Array, index: tuple[int, ...]) -> Iterator[tuple[Reader, str]]:
 
 def _check_head(array: Array, index: tuple[int, ...], chunk: Reader, where: str) -> None:
     """Sees that a chunk has the size that it should decode to, as far as that takes no reading of it all."""
-    if array.compressor is None:
-        if chunk.size() != array.chunk_bytes:
-            raise SourceError(f"{where}: {chunk.size()} bytes, the chunk has {array.chunk_bytes}")
-        return
     try:
-        head = chunk.read_range(0, MAX_HEADER)
+        says = says_its_size(array, chunk, where)
     except OSError as error:
         raise SourceError(f"{where}: cannot be read: {error.strerror}") from None
-    if not frame_header(head, array.chunk_bytes, where).has_size:
+    if not says:
         check_chunk(array, index)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from converter.arrays import LeafStore, StackStore, check_chunk
+from converter.arrays import LeafStore, StackStore, check_chunk, target_index
 from converter.conversion.conversion import Conversion
-from converter.conversion.copy import copy_chunk, link_chunk, target_index
+from converter.conversion.copy import copy_chunk, link_chunk
 from converter.conversion.rewrite import Rewriter, store_chunk
 from converter.conversion.stage import Work, open_stack
 from converter.planning import IN_STORE, LINK, Task

@@ -160,7 +160,7 @@ class _Run:
                 self.broken.add(key, error.message.removeprefix(f"{path}: "))
                 continue
             count = math.prod(opened.array.grid)
-            if count > 1 << 32:
+            if count > MAX_CHUNKS:
                 self.broken.add(
                     key, f"has {count} chunks, which is too many for any checkpoint; its metadata is damaged"
                 )

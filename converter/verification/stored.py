@@ -9,23 +9,22 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import zstandard
 from crc32c import crc32c
 
 from converter.arrays import (
-    MAX_HEADER,
+    CRC_BYTES,
     Array,
     FrameCheck,
     OpenArray,
-    frame_header,
     largest_chunk_bytes,
     open_chunk,
+    says_its_size,
     slices,
+    target_index,
 )
 from converter.axes import AxisMap
 from converter.dtypes import storage_dtype
@@ -39,8 +38,6 @@ PIECE = 1 << 20
 
 MEMORY = 4 * PIECE
 """Bytes that comparing a chunk takes where both sides are files of their own."""
-
-CRC_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class StoredLeaf:
         try:
             if self.place and self._same_sums(path, index):
                 return True
-            with open_chunk(source, index) as chunk, closing(self._found(index)) as found:
+            with open_chunk(source, index) as chunk, self._found(index) as found:
                 return _same_bytes(chunk, found, source, where)
         except VerificationError:
             return False
@@ -94,29 +91,18 @@ class StoredLeaf:
         The object is whole by its checksum, so that the last bytes are the CRC-32C of the rest: the source's, if both
         have the same bytes.
         """
-        target = self._target(index)
+        target = target_index(index, self.order)
         name = os.path.join(self.place, self.opened.array.chunk_key(target))
         source, found = storage_of(path).stat(path), storage_of(name).stat(name)
         if source.checksum is None or found.checksum != RESIDUE or found.size != source.size + CRC_BYTES:
             return False
         return self.opened.read_end(target, CRC_BYTES)[::-1] == source.checksum
 
-    def _target(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        place = [0] * len(index)
-        for number, dim in zip(index, self.order, strict=True):
-            place[dim] = number
-        return tuple(place)
-
-    def _found(self, index: tuple[int, ...]) -> "_Bytes":
-        place = self._target(index)
-        array = self.opened.array
-        if array.database_key is not None:
-            return _Value(self.opened.read_stored(place))
-        path = array.chunk_file(place)
+    def _found(self, index: tuple[int, ...]) -> Reader:
         try:
-            return _File(storage_of(path).open(path))
-        except OSError as error:
-            raise VerificationError(f"{path}: {error.strerror or error}") from None
+            return open_chunk(self.opened.array, target_index(index, self.order))
+        except (OSError, SourceError) as error:
+            raise VerificationError(str(error)) from None
 
 
 def stored_leaf(task: Task, opened: OpenArray | None, place: str = "") -> StoredLeaf | None:
@@ -217,56 +203,12 @@ def _stored_chunks(
         yield index, data + crc32c(data).to_bytes(CRC_BYTES, "little")
 
 
-class _Bytes(Protocol):
-    """The stored bytes of a leaf's chunk, from front to back."""
-
-    size: int
-
-    def readinto(self, room: memoryview) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class _File:
-    def __init__(self, reader: Any):
-        self._reader = reader
-        self.size = reader.size()
-
-    def readinto(self, room: memoryview) -> int:
-        try:
-            return self._reader.readinto(room) or 0
-        except OSError as error:
-            raise VerificationError(str(error.strerror or error)) from None
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class _Value:
-    def __init__(self, data: bytes):
-        self._rest = memoryview(data)
-        self.size = len(data)
-
-    def readinto(self, room: memoryview) -> int:
-        count = min(len(room), len(self._rest))
-        room[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-    def close(self) -> None:
-        self._rest = memoryview(b"")
-
-
-def _same_bytes(chunk: Reader, found: _Bytes, source: Array, where: str) -> bool:
-    size, check = chunk.size(), None
-    if source.compressor is not None:
-        if not frame_header(chunk.read_range(0, MAX_HEADER), source.chunk_bytes, where).has_size:
-            return False  # only decoding shows its size
-        check = FrameCheck(source.chunk_bytes, where)
-    elif size != source.chunk_bytes:
-        raise SourceError(f"{where}: {size} bytes, the chunk has {source.chunk_bytes}")
+def _same_bytes(chunk: Reader, found: Reader, source: Array, where: str) -> bool:
+    if not says_its_size(source, chunk, where):
+        return False  # only decoding shows it
+    check = None if source.compressor is None else FrameCheck(source.chunk_bytes, where)
     ours, theirs = np.empty(PIECE, np.uint8), np.empty(PIECE, np.uint8)
-    same, checksum = found.size == size + CRC_BYTES, 0
+    same, checksum = found.size() == chunk.size() + CRC_BYTES, 0
     while count := chunk.readinto(ours):
         piece, other = ours[:count], theirs[:count]
         if check:
@@ -279,14 +221,21 @@ def _same_bytes(chunk: Reader, found: _Bytes, source: Array, where: str) -> bool
     return same and _tail(found) == checksum.to_bytes(CRC_BYTES, "little")
 
 
-def _fill(found: _Bytes, room: memoryview) -> int:
-    """Reads until the room is full or the bytes end."""
+def _fill(found: Reader, room: memoryview) -> int:
+    """Reads until the room is full or the bytes end.
+
+    Raises:
+      VerificationError: the checkpoint cannot be read.
+    """
     done = 0
-    while done < len(room) and (count := found.readinto(room[done:])):
-        done += count
+    try:
+        while done < len(room) and (count := found.readinto(room[done:])):
+            done += count
+    except OSError as error:
+        raise VerificationError(str(error.strerror or error)) from None
     return done
 
 
-def _tail(found: _Bytes) -> bytes:
+def _tail(found: Reader) -> bytes:
     room = bytearray(CRC_BYTES + 1)
     return bytes(room[: _fill(found, memoryview(room))])

@@ -9,11 +9,10 @@ import os
 
 from crc32c import crc32c
 
-from converter.arrays import content_sum, sum_digest
+from converter.arrays import CRC_BYTES, content_sum, sum_digest
 from converter.errors import VerificationError
 from converter.storage import FILE, RESIDUE, storage_of
 
-CRC_BYTES = 4
 READ_SIZE = 1 << 20
 
 
