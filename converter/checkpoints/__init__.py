@@ -15,7 +15,6 @@ from converter.checkpoints.kind import (
     open_checkpoint,
 )
 from converter.checkpoints.maxtext import (
-    CUSTOM_METADATA,
     Target,
     has_items,
     is_maxtext_checkpoint,
@@ -23,7 +22,15 @@ from converter.checkpoints.maxtext import (
     orbax_problems,
 )
 from converter.checkpoints.maxtext_config import config_yaml, load_config, same_value, whole_config
-from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME, leaf_key
+from converter.checkpoints.names import (
+    CONFIG_NAME,
+    CUSTOM_METADATA,
+    ITEMS,
+    MARKER,
+    RECEIPT_NAME,
+    TREE_METADATA,
+    leaf_key,
+)
 from converter.checkpoints.receipt import (
     NO_DIGEST,
     SUMS,
@@ -62,6 +69,8 @@ __all__ = [
     "AXLEARN",
     "CONFIG_NAME",
     "CUSTOM_METADATA",
+    "ITEMS",
+    "MARKER",
     "MAX_COUNT",
     "NO_DIGEST",
     "OPTIMIZERS",
@@ -71,6 +80,7 @@ __all__ = [
     "STATE_PATH",
     "STEP_PATH",
     "SUMS",
+    "TREE_METADATA",
     "Checkpoint",
     "Commit",
     "Committer",

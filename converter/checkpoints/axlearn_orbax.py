@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from converter.checkpoints.axlearn import Checkpoint, read_checkpoint
+from converter.checkpoints.names import TREE_METADATA
 from converter.errors import SourceError
 from converter.storage import read_json, storage_of
 
@@ -36,7 +37,7 @@ def read_orbax_checkpoint(directory: str) -> Checkpoint:
     """
     checkpoint = read_checkpoint(directory)
     state = os.path.join(directory, "state")
-    file = os.path.join(state, "_METADATA")
+    file = os.path.join(state, TREE_METADATA)
     metadata = read_json(file, MAX_METADATA_BYTES, SourceError)
     stored = _stored(metadata, file)
     if metadata.get("use_zarr3"):

@@ -12,8 +12,8 @@ from converter.arrays import read_array
 from converter.checkpoints.axlearn import Checkpoint, read_checkpoint
 from converter.checkpoints.axlearn_orbax import is_orbax_step, read_orbax_checkpoint
 from converter.checkpoints.axlearn_steps import find_step, list_steps, step_number, step_state
-from converter.checkpoints.maxtext import CUSTOM_METADATA, Target, find_items, read_target
-from converter.checkpoints.names import CONFIG_NAME, METADATA_KEY, RECEIPT_NAME
+from converter.checkpoints.maxtext import Target, find_items, read_target
+from converter.checkpoints.names import CONFIG_NAME, CUSTOM_METADATA, METADATA_KEY, RECEIPT_NAME, items_path
 from converter.errors import Ax2mtError, SourceError
 from converter.location import locate, unreadable_name
 from converter.storage import DANGLING, DIRECTORY, FILE, is_file, litter_in, storage_of, without_litter
@@ -112,7 +112,7 @@ def _inspect(path: str, place: str) -> Inspection:
     target = _maxtext(path, place)
     if target is not None:
         return target
-    if any(ORBAX_TEMPORARY in name for name in names) or storage.is_directory(os.path.join(place, "0", "items")):
+    if any(ORBAX_TEMPORARY in name for name in names) or storage.is_directory(os.path.join(place, items_path())):
         return _half_written(path, place, names)
     result = Inspection(path, "directory", "a directory, but no checkpoint")
     result.facts["entries"] = len(names)

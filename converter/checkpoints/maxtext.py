@@ -16,18 +16,14 @@ from typing import Any
 
 from converter.arrays import OpenArray, new_context, open_stored_array
 from converter.checkpoints.local_metadata import local_metadata
-from converter.checkpoints.names import CONFIG_NAME, RECEIPT_NAME
+from converter.checkpoints.names import CONFIG_NAME, CUSTOM_METADATA, ITEMS, MARKER, RECEIPT_NAME, TREE_METADATA
 from converter.errors import Ax2mtError, DestinationError, VerificationError, reason
 from converter.location import check_committable, locate
 from converter.storage import is_file, read_json, storage_of, without_litter
 
 MAX_METADATA_BYTES = 256 << 20
-MARKER = "commit_success.txt"
 SEQUENCE = 1
 """Orbax's `key_type` of a key that is an index into a list."""
-
-CUSTOM_METADATA = "_CHECKPOINT_METADATA"
-"""Beside the items; holds `scan_layers` for MaxText, and our digests."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +97,15 @@ def find_items(path: str) -> str:
     Raises:
       VerificationError: there is no MaxText checkpoint.
     """
-    for place in (path, os.path.join(path, "items")):
-        if is_file(os.path.join(place, "_METADATA")):
+    for place in (path, os.path.join(path, ITEMS)):
+        if is_file(os.path.join(place, TREE_METADATA)):
             return place
     try:
         steps = sorted((int(name) for name in storage_of(path).names(path) if name.isdecimal()), reverse=True)
     except OSError as error:
         raise VerificationError(f"{path}: no MaxText checkpoint: {error.strerror}") from None
     for step in steps:
-        items = os.path.join(path, str(step), "items")
+        items = os.path.join(path, str(step), ITEMS)
         if storage_of(items).is_directory(items):
             return items
     raise VerificationError(f"{path}: no MaxText checkpoint here; expected <step>/items/_METADATA")
@@ -118,7 +114,7 @@ def find_items(path: str) -> str:
 def has_items(path: str) -> bool:
     """Whether a path means a MaxText checkpoint whose tree is described."""
     try:
-        return is_file(os.path.join(find_items(path), "_METADATA"))
+        return is_file(os.path.join(find_items(path), TREE_METADATA))
     except VerificationError:
         return False
 
@@ -152,7 +148,7 @@ def read_target(items: str) -> Target:
     """
     step_directory = os.path.dirname(items)
     name = os.path.basename(step_directory)
-    tree = read_json(os.path.join(items, "_METADATA"), MAX_METADATA_BYTES, VerificationError)
+    tree = read_json(os.path.join(items, TREE_METADATA), MAX_METADATA_BYTES, VerificationError)
     leaves: dict[str, str] = {}
     skipped: list[str] = []
     empty: set[str] = set()
@@ -234,5 +230,5 @@ def is_maxtext_checkpoint(path: str) -> bool:
     """Whether a directory holds MaxText checkpoints and nothing else, apart from litter."""
     names = [name for name in without_litter(storage_of(path).names(path)) if name not in (CONFIG_NAME, RECEIPT_NAME)]
     return bool(names) and all(
-        name.isdigit() and is_file(os.path.join(path, name, "items", "_METADATA")) for name in names
+        name.isdigit() and is_file(os.path.join(path, name, ITEMS, TREE_METADATA)) for name in names
     )

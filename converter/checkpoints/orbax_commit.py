@@ -20,10 +20,9 @@ from orbax.checkpoint import future
 
 from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.committed import check_committed
+from converter.checkpoints.names import ITEMS
 from converter.errors import DestinationError
 from converter.storage import free_text, is_litter, write_error
-
-ITEM = "items"
 
 
 def commit(work: Commit) -> None:
@@ -100,12 +99,12 @@ def _save(work: Commit, directory: str) -> None:
     )
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True)
     with ocp.CheckpointManager(
-        directory, item_names=(ITEM,), item_handlers={ITEM: handler}, options=options
+        directory, item_names=(ITEMS,), item_handlers={ITEMS: handler}, options=options
     ) as manager:
         items = ocp.args.PyTreeSave(_tree(work))  # pyright: ignore[reportCallIssue]
         saved = manager.save(
             work.step,
-            args=ocp.args.Composite(**{ITEM: items}),  # pyright: ignore[reportArgumentType]
+            args=ocp.args.Composite(**{ITEMS: items}),  # pyright: ignore[reportArgumentType]
             custom_metadata=work.custom_metadata,
         )
     if not saved:

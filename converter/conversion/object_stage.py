@@ -21,19 +21,30 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from converter.arrays import CHUNKS, Array, ObjectLeafStore
-from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, sum_record
-from converter.conversion.stage import SOURCE_FILES, STREAMS, Work, differences, stage_path
+from converter.arrays import CHUNKS, MANIFEST_NAME, Array, ObjectLeafStore
+from converter.checkpoints import (
+    CONFIG_NAME,
+    CUSTOM_METADATA,
+    ITEMS,
+    MARKER,
+    RECEIPT_NAME,
+    TREE_METADATA,
+    leaf_key,
+    sum_record,
+)
+from converter.conversion.stage import (
+    MAX_JOURNAL_BYTES,
+    STREAMS,
+    Work,
+    differences,
+    is_repaired,
+    leaf_name,
+    stage_path,
+)
 from converter.errors import DestinationError
 from converter.planning import IN_STORE
 from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, storage_of, write_error
 
-ITEMS = "items"
-MARKER = "commit_success.txt"
-MANIFEST = "manifest.ocdbt"
-METADATA, STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
-
-MAX_JOURNAL_BYTES = 256 << 20
 MAX_BUNDLE_BYTES = 1 << 30
 
 MOVERS = 32
@@ -86,7 +97,7 @@ class ObjectStage(Work):
         """One try; False where another run started meanwhile."""
         journal, content = self._read()
         same = content.get("conversion") == conversion
-        if journal and not fresh and not same and not _is_repaired(content, conversion):
+        if journal and not fresh and not same and not is_repaired(content, conversion):
             raise DestinationError(
                 f"{self.root}: holds another conversion, interrupted or under way; --fresh starts over",
                 differences(content.get("conversion") or {}, conversion),
@@ -156,7 +167,7 @@ class ObjectStage(Work):
         return os.path.join(self._local.name, "leaves", self._leaf_name(leaf))
 
     def _leaf_name(self, leaf: Array) -> str:
-        return f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
+        return leaf_name(self.store, leaf, self._numbers[leaf.path])
 
     def _place(self, leaf: Array) -> str:
         """Where a leaf's chunks are, below the directory of arrays."""
@@ -235,13 +246,15 @@ class ObjectStage(Work):
         """When a file is uploaded: what others point to first, the markers last."""
         items = f"{self.step}/{ITEMS}"
         order = (
-            (f"{items}/{MANIFEST}",),
+            (f"{items}/{MANIFEST_NAME}",),
             (CONFIG_NAME, RECEIPT_NAME),
-            (f"{items}/{METADATA}",),
-            (f"{self.step}/{STEP_METADATA}",),
+            (f"{items}/{TREE_METADATA}",),
+            (f"{self.step}/{CUSTOM_METADATA}",),
             (f"{items}/{MARKER}",),
         )
-        return next((number for number, names in enumerate(order, 2) if name in names), int(name.endswith(MANIFEST)))
+        return next(
+            (number for number, names in enumerate(order, 2) if name in names), int(name.endswith(MANIFEST_NAME))
+        )
 
     def _share(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """The small files that all runs of this conversion upload: those of the run that came first."""
@@ -364,13 +377,6 @@ def finish_published_objects(destination: str, conversion: Mapping[str, Any], st
 def conversion_digest(conversion: Mapping[str, Any]) -> str:
     """What objects carry of a conversion."""
     return hashlib.sha256(json.dumps(conversion, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _is_repaired(content: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
-    """Whether the journal's run was stopped by the source, which is another now."""
-    found = content.get("conversion")
-    same = isinstance(found, dict) and {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
-    return same and content.get("source_fault") is True
 
 
 def _files(directory: str) -> dict[str, bytes]:

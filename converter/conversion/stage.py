@@ -161,7 +161,7 @@ class Stage(Work):
         """
         journal = self._read()
         found = None if fresh else journal.get("conversion")
-        if isinstance(found, dict) and journal.get("source_fault") is True and _differ_in_source(found, conversion):
+        if is_repaired(journal, conversion):
             found = None
         if found is not None and found != conversion:
             raise DestinationError(
@@ -198,8 +198,7 @@ class Stage(Work):
 
     def leaf_directory(self, leaf: Array) -> str:
         """The directory that holds a leaf, and nothing else."""
-        name = f"ocdbt.process_{self._numbers[leaf.path]}" if self.store == "ocdbt" else leaf_key(leaf.path)
-        return os.path.join(self.root, "leaves", name)
+        return os.path.join(self.root, "leaves", leaf_name(self.store, leaf, self._numbers[leaf.path]))
 
     def open_leaf(self, leaf: Array) -> LeafStore:
         """Opens a leaf for writing.
@@ -363,9 +362,17 @@ def differences(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> list
     return [f"{k}: then {found.get(k)!r}, now {conversion.get(k)!r}" for k in keys if found.get(k) != conversion.get(k)]
 
 
-def _differ_in_source(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
-    """Whether two conversions differ in the state of the source's files, and in nothing else."""
-    return found != conversion and {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
+def is_repaired(journal: Mapping[str, Any], conversion: Mapping[str, Any]) -> bool:
+    """Whether a journal's run was stopped by the source, and differs in the state of its files and in nothing else."""
+    found = journal.get("conversion")
+    if journal.get("source_fault") is not True or not isinstance(found, dict) or found == conversion:
+        return False
+    return {**found, SOURCE_FILES: None} == {**conversion, SOURCE_FILES: None}
+
+
+def leaf_name(store: str, leaf: Array, number: int) -> str:
+    """The name of a leaf's directory among the arrays; of a database to merge, by the leaf's number."""
+    return f"ocdbt.process_{number}" if store == "ocdbt" else leaf_key(leaf.path)
 
 
 def stage_path(destination: str) -> str:

@@ -178,6 +178,16 @@ class Writer(Protocol):
         ...
 
 
+def write_through(writer: Writer, data: Any) -> None:
+    """Puts bytes into the memory that a writer offers, piece by piece."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        room = writer.room()[: len(view)]
+        room[:] = view[: len(room)]
+        writer.added(len(room))
+        view = view[len(room) :]
+
+
 class Lock(Protocol):
     """Keeps other processes away from a name, and ends with the process."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from converter.storage.base import Reader, ReadError
+from converter.storage.base import Reader, ReadError, write_through
 from converter.storage.file_reader import FileReader
 
 PART = ".part"
@@ -164,12 +164,7 @@ class DirectFile(ChunkFile):
         self._written: Future[None] | None = None
 
     def write(self, data: Any) -> None:
-        view = memoryview(data)
-        while len(view):
-            room = self.room()[: len(view)]
-            room[:] = view[: len(room)]
-            self.added(len(room))
-            view = view[len(room) :]
+        write_through(self, data)
 
     def room(self) -> memoryview:
         return self._memory.room()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from converter.storage.base import CONTENT_SUM, CONVERSION, RESIDUE, Blob, Mark, Reader, ReadError
+from converter.storage.base import CONTENT_SUM, CONVERSION, RESIDUE, Blob, Mark, Reader, ReadError, write_through
 from converter.storage.remote import ObjectReader, copy_bytes, split_url
 from converter.storage.retries import Transient, retried
 
@@ -42,13 +42,7 @@ class GcsWriter:
         self._is_there = False
 
     def write(self, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        while len(view):
-            room = self.room()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            self.added(count)
-            view = view[count:]
+        write_through(self, data)
 
     def room(self) -> memoryview:
         if self._buffer is None:

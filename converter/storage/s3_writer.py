@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from converter.storage.base import CONTENT_SUM, CONVERSION, Mark, Reader, ReadError
+from converter.storage.base import CONTENT_SUM, CONVERSION, Mark, Reader, ReadError, write_through
 from converter.storage.crc import combine
 from converter.storage.remote import ObjectReader, copy_bytes, split_url
 from converter.storage.retries import Transient, retried
@@ -63,12 +63,7 @@ class S3Writer:
         """An equal run made the object while this one was at it: what comes is dropped."""
 
     def write(self, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        while len(view):
-            room = self.room()[: len(view)]
-            room[:] = view[: len(room)]
-            self.added(len(room))
-            view = view[len(room) :]
+        write_through(self, data)
 
     def room(self) -> memoryview:
         if not self._memory:

@@ -19,6 +19,7 @@ from converter.checkpoints import (
     CUSTOM_METADATA,
     NO_DIGEST,
     SUMS,
+    TREE_METADATA,
     Target,
     check_alone,
     check_receipt,
@@ -90,7 +91,7 @@ def verify_digests(
         findings = _lost_digests(target, findings)
     if not findings:
         shapes = {array.path: array.shape for array in run.arrays}
-        findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
+        findings += [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
     return Verification(
         method="digests",
         source=str((receipt or {}).get("source", "")),

@@ -5,7 +5,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from converter.checkpoints import CONFIG_NAME, Target, is_recorded, load_config, same_value, whole_config
+from converter.checkpoints import (
+    CONFIG_NAME,
+    CUSTOM_METADATA,
+    Target,
+    is_recorded,
+    load_config,
+    same_value,
+    whole_config,
+)
 from converter.errors import VerificationError
 from converter.mapping import MODEL, TRAINING, MappingTable, training_keys
 from converter.storage import storage_of
@@ -27,7 +35,7 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
     if target.custom and (not isinstance(found, bool) or (scan_layers is not None and found != scan_layers)):
         expected = "true or false" if scan_layers is None else str(scan_layers).lower()
         text = f"custom_metadata.scan_layers is {_json(found)}, expected {expected}; MaxText relies on it"
-        findings.append(Finding("scan_layers", "_CHECKPOINT_METADATA", text))
+        findings.append(Finding("scan_layers", CUSTOM_METADATA, text))
     return findings
 
 

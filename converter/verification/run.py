@@ -15,6 +15,7 @@ from converter.checkpoints import (
     OPTIMIZERS,
     STATE_PATH,
     SUMS,
+    TREE_METADATA,
     Made,
     Target,
     check_pair,
@@ -131,7 +132,7 @@ def verify(
     unopened = any(finding.check == "chunks" for finding in coverage.findings)
     if not unopened and not any(finding.check == "metadata" for finding in findings):
         shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
-        findings += [Finding("metadata", "_METADATA", line) for line in orbax_problems(target, shapes)]
+        findings += [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
     compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
     return Verification(
         method="source",
