@@ -10,7 +10,6 @@ from converter.checkpoints.kind import (
     check_alone,
     check_order,
     check_pair,
-    check_source,
     checkpoint_kind,
     open_checkpoint,
 )
@@ -95,7 +94,6 @@ __all__ = [
     "check_order",
     "check_pair",
     "check_receipt",
-    "check_source",
     "checkpoint_kind",
     "config_yaml",
     "file_digest",

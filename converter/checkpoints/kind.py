@@ -51,19 +51,22 @@ def checkpoint_kind(path: str) -> str:
     return next((entry.side for entry in FORMATS if entry.holds(path)), "")
 
 
-def open_checkpoint(path: str, step: int | None) -> Checkpoint:
+def open_checkpoint(path: str, step: int | None, *, given: str = "") -> Checkpoint:
     """Opens the source that a path means, in whichever format it is stored.
 
     Args:
-      path: a step, or a directory above steps; local.
+      path: a step, or a directory above steps.
       step: the wanted step; None for the latest committed one.
+      given: the path in the user's words.
 
     Raises:
-      SourceError: nothing is there that can be read; AXLearn's own format says what was expected.
+      SourceError: it is a MaxText checkpoint; or nothing is there that can be read, and AXLearn's own format says what
+        was expected.
     """
-    readers = {entry: entry.open for entry in FORMATS if entry.open is not None}
-    found = next((entry for entry in readers if entry.holds(path)), next(iter(readers)))
-    return readers[found](path, step)
+    found = next((entry for entry in FORMATS if entry.holds(path)), FORMATS[0])
+    if found.open is None:
+        raise _not_a_source(given or path)
+    return found.open(path, step)
 
 
 def check_source(source: Location) -> None:
@@ -73,9 +76,11 @@ def check_source(source: Location) -> None:
       SourceError: with what was expected.
     """
     if checkpoint_kind(source.path) == MAXTEXT:
-        raise SourceError(
-            f"{source.given}: is a MaxText checkpoint; expected SRC to be an AXLearn step or trainer directory"
-        )
+        raise _not_a_source(source.given)
+
+
+def _not_a_source(given: str) -> SourceError:
+    return SourceError(f"{given}: is a MaxText checkpoint; expected SRC to be an AXLearn step or trainer directory")
 
 
 def check_order(source: Location, destination: Location) -> None:

@@ -63,7 +63,6 @@ class Match:
       target_layout: name of the target's layer layout.
       prefix: what stands before the path of every source tensor that is converted; the table's own where the
         parameters themselves are.
-      source_layout: name of the source's layer layout; empty where the table has no layers.
       shapes: path to shape of every tensor of the checkpoint, stacks in the place of their parts.
       stacks: path of each stack of the source to the paths of its parts.
     """
@@ -78,7 +77,6 @@ class Match:
     options: frozenset[str]
     target_layout: str
     prefix: str
-    source_layout: str = ""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -162,7 +160,7 @@ class _Matcher:
             self.table, tuple(rows), {path: drop.reason for path, drop in dropped.items()},
             (*dict.fromkeys(drop.note for drop in dropped.values() if drop.note), *self._idle_notes(rows)), sizes,
             max(blocks, 1), frozenset(self.kinds), self.options, self.target_layout, self.prefix,
-            source.name if source else "", self.shapes, self.stacks,
+            self.shapes, self.stacks,
         )  # fmt: skip
         return match, self.problems
 

@@ -13,7 +13,6 @@ from converter.checkpoints import (
     Optimizer,
     Target,
     TrainerConfig,
-    check_source,
     open_checkpoint,
     read_trainer_config,
     recorded_fits,
@@ -125,8 +124,7 @@ def open_source(
     storage = storage_of(place.path)
     try:
         storage.release(place.path)
-        check_source(place)
-        checkpoint = open_checkpoint(place.path, step)
+        checkpoint = open_checkpoint(place.path, step, given=place.given)
         storage.pin(checkpoint.directory)
     except OSError as error:
         raise SourceError(f"{error.filename or place.path}: cannot be read: {error.strerror or error}") from None
