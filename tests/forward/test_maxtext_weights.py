@@ -105,4 +105,5 @@ def test_a_checkpoint_without_weights(tmp_path):
     (tmp_path / "_METADATA").write_text(json.dumps({"tree_metadata": {}, "use_ocdbt": False}))
     with pytest.raises(MappingError, match="no mapping has its leaves") as caught:
         opened(str(tmp_path))
-    assert caught.value.details == ("envy: no row produces params/params/ (nothing is there)",)
+    assert "fuji: no row produces params/params/ (nothing is there)" in caught.value.details
+    assert "fuji: missing in the checkpoint: token_embedder/embedding" in caught.value.details
