@@ -50,3 +50,16 @@ def format_size(count: int) -> str:
         if value < 1023.95:
             return f"{value:.2f} {unit}" if value < 9.995 else f"{value:.1f} {unit}"
     return f"{value / 1024:.2f} TiB"
+
+
+def budget_too_small(limit: int, why: str, needed: int) -> UsageError:
+    """The error where a memory budget cannot hold one piece of work; the message names the smallest that can.
+
+    Args:
+      limit: bytes of the budget.
+      why: what needs more.
+      needed: bytes that are enough.
+    """
+    return UsageError(
+        f"--max-memory {limit} bytes is too small: {why}; give --max-memory {-(-needed >> 20)}MiB or more"
+    )

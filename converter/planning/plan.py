@@ -17,13 +17,13 @@ from converter.axes import (
 )
 from converter.checkpoints import step_directory
 from converter.choices import COMPRESSORS
-from converter.errors import UsageError
 from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule, stack_parts
 from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import IN_STORE, JOBS, Options
 from converter.planning.routes import REWRITE, Route, choose_route
 from converter.planning.source import Source, configure_source
 from converter.planning.training_state import Scalar, TrainingState, moved, with_learner
+from converter.words import budget_too_small
 
 if TYPE_CHECKING:
     from converter.planning.traffic import Traffic
@@ -249,10 +249,7 @@ def make_plan(
                 too_small.append((error.smallest, row.sources[0]))
     if too_small:
         smallest, path = max(too_small)
-        raise UsageError(
-            f"--max-memory {options.max_memory} bytes is too small: {path} needs blocks of {smallest} bytes; "
-            f"give --max-memory {-(-smallest >> 20)}MiB or more"
-        )
+        raise budget_too_small(options.max_memory, f"{path} needs blocks of {smallest} bytes", smallest)
     dropped: dict[str, list[tuple[str, int | None]]] = {}
     for path, reason in source.dropped.items():
         for part in match.parts(path):

@@ -34,12 +34,12 @@ from converter.mapping import (
     match_table,
     matches,
 )
+from converter.planning.optimizer_trees import find_average
 from converter.planning.training_state import (
     TrainingState,
     check_counts,
     check_dtypes,
     check_exact,
-    find_average,
     find_state,
     inexact_reasons,
     moved,

@@ -1,10 +1,4 @@
-"""What an AXLearn checkpoint holds beside the parameters: an optimizer's moments, counts, an average of the parameters.
-
-AXLearn's optimizers are chains of any length, and a CompositeLearner keeps each learner's state below a name of its
-own, so that the place of a tree is not known (`learner/optimizer/1/0/mu/...` with the published learner). Trees are
-found by their shape: below them is the path of every parameter. A moment's tree is called `mu` or `nu`, Adam's count
-is beside both, an average's tree is called `ema`.
-"""
+"""The state of a training: what AXLearn's checkpoint has of it, and what MaxText's optimizer needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,32 +14,16 @@ from converter.mapping import (
     Match,
     MatchedRow,
     Scale,
-    Shape,
     Tree,
-    join,
     moved_row,
     schedule_count,
     schedule_form,
 )
+from converter.planning.optimizer_trees import MOMENTS, find_adam, find_counts
 from converter.words import option_flag, shorten
-
-MOMENTS = {"mu": 1, "nu": 2}
-"""Adam's moments: the name of the tree, in AXLearn as in MaxText, and the order."""
 
 BETAS = {"b1": 0.9, "b2": 0.95}
 """Decay of the first and of the second moment where a learner's is not known: AXLearn's published learners."""
-
-AVERAGE = "ema"
-COUNT = "count"
-
-OTHERS = {
-    "gradient_square_ema": "AdaStar",
-    "v_row": "Adafactor",
-    "v_col": "Adafactor",
-    "trace": "SGD with momentum",
-}
-"""Optimizers of AXLearn's whose state no optimizer of MaxText can continue from, by what they keep for each parameter:
-a tree of that name, or a tensor of that name below the parameter's path."""
 
 COUNT_DTYPES = ("int32", "int64", "uint32", "uint64")
 
@@ -92,28 +70,6 @@ class TrainingState:
     notes: tuple[str, ...] = ()
 
 
-def find_average(match: Match) -> str:
-    """Where the moving average of the parameters is.
-
-    Args:
-      match: the table on the parameters.
-
-    Raises:
-      SourceError: there is none.
-      MappingError: there are several.
-    """
-    shapes = match.shapes
-    found = [root for root in _trees(match, shapes) if _name(root) == AVERAGE]
-    if not found:
-        raise SourceError(
-            f"--tree {AVERAGE}: the checkpoint holds no moving average of the parameters "
-            f"(.../{AVERAGE}/<parameter>); {_found_text(match, shapes)}"
-        )
-    if len(found) > 1:
-        raise MappingError(f"--tree {AVERAGE}: the checkpoint holds {len(found)} averages: {', '.join(found)}")
-    return found[0]
-
-
 def find_state(
     match: Match, checkpoint: Checkpoint, optimizer: Optimizer, *, capacity_known: bool = False
 ) -> TrainingState:
@@ -129,7 +85,7 @@ def find_state(
       SourceError: there is no Adam state, or it is incomplete.
       MappingError: there are several, or one that MaxText cannot have.
     """
-    shapes, step = match.shapes, checkpoint.step
+    step = checkpoint.step
     if step is None or not 0 <= step <= MAX_COUNT:
         found = "none" if step is None else step
         raise SourceError(f"{checkpoint.directory}: --state needs the step, which the index has; found {found}")
@@ -139,8 +95,7 @@ def find_state(
             f"mapping '{match.table.name}': --state needs parameters below {PARAMETERS}/, which MaxText's train state "
             f"has; found the prefix {match.table.maxtext.prefix!r}"
         )
-    base = _adam(match, shapes)
-    _check_moments(match, base)
+    base = find_adam(match)
     return TrainingState(
         optimizer=optimizer,
         step=step,
@@ -153,7 +108,7 @@ def find_state(
             )
             for name, order in MOMENTS.items()
         ),
-        counts=_counts(match, shapes, base),
+        counts=find_counts(match, base),
         notes=_never_exact(match, capacity_known),
     )
 
@@ -271,125 +226,6 @@ def moved(match: Match, row: MatchedRow, tree: Tree) -> MatchedRow:
 def parameter_tree(match: Match, name: str) -> Tree:
     """The tree that becomes MaxText's parameters."""
     return Tree(name=name, source=match.prefix, target=match.table.maxtext.prefix)
-
-
-def _parameters(match: Match) -> dict[str, str]:
-    """Path below the prefix to whole path, of every source tensor."""
-    prefix = join(match.prefix, "")
-    return {path.removeprefix(prefix): path for row in match.rows for path in row.sources}
-
-
-def _trees(match: Match, shapes: Mapping[str, Shape]) -> dict[str, set[str]]:
-    """Every tree beside the parameters that has paths of parameters below it: its path, and the parameters found."""
-    parameters = _parameters(match)
-    deepest = max(path.count("/") for path in parameters) + 1
-    own = join(match.prefix, "")
-    found: dict[str, set[str]] = {}
-    for path in shapes:
-        if path.startswith(own):
-            continue
-        parts = path.split("/")
-        for at in range(max(1, len(parts) - deepest), len(parts)):
-            below = "/".join(parts[at:])
-            if below in parameters:
-                found.setdefault("/".join(parts[:at]), set()).add(below)
-                break
-    return found
-
-
-def _name(root: str) -> str:
-    return root.rpartition("/")[2]
-
-
-def _adam(match: Match, shapes: Mapping[str, Shape]) -> str:
-    """The node that holds Adam's moments."""
-    roots = [root for root in _trees(match, shapes) if _name(root) in MOMENTS]
-    bases = list(dict.fromkeys(root.rpartition("/")[0] for root in roots))
-    other = _other_optimizer(match, shapes)
-    if other and not bases:
-        raise SourceError(
-            f"--state: the checkpoint holds the state of {other}, which no optimizer of MaxText can continue from; "
-            f"convert without --state, to train on with another optimizer; {_found_text(match, shapes)}"
-        )
-    if not bases:
-        raise SourceError(
-            f"--state: the checkpoint holds no Adam state (.../mu and .../nu with the path of every parameter below); "
-            f"{_found_text(match, shapes)}"
-        )
-    if len(bases) > 1:
-        raise MappingError(
-            f"--state: the checkpoint holds {len(bases)} optimizers' states, MaxText has one: "
-            f"{', '.join(shorten(bases, 4))}"
-        )
-    (base,) = bases
-    missing = [name for name in MOMENTS if f"{base}/{name}" not in roots]
-    if missing:
-        there = ", ".join(f"{base}/{name}" for name in MOMENTS if name not in missing)
-        raise SourceError(
-            f"--state: found {there} but no {base}/{missing[0]}: this is not Adam's state, or is incomplete"
-        )
-    return base
-
-
-def _other_optimizer(match: Match, shapes: Mapping[str, Shape]) -> str:
-    """The name of an optimizer that keeps something else than Adam's moments for the parameters; empty for none."""
-    own, parameters = join(match.prefix, ""), tuple(f"/{path}" for path in _parameters(match))
-    names = [_name(root) for root in _trees(match, shapes)]
-    below = [path.rpartition("/") for path in shapes if not path.startswith(own)]
-    names += [name for parameter, _, name in below if name in OTHERS and parameter.endswith(parameters)]
-    return next((OTHERS[name] for name in names if name in OTHERS), "")
-
-
-def _check_moments(match: Match, base: str) -> None:
-    """Refuses moments that are not one for each parameter, each of its parameter's shape."""
-    shapes, parameters = match.shapes, _parameters(match)
-    expected = {f"{base}/{name}/{path}": full for name in MOMENTS for path, full in parameters.items()}
-    missing = [path for path in expected if path not in shapes]
-    if missing:
-        raise SourceError(
-            f"--state: {len(missing)} of {len(expected)} moments are missing, the first is {missing[0]}",
-            shorten(missing[1:]),
-        )
-    prefixes = tuple(f"{base}/{name}/" for name in MOMENTS)
-    extra = [path for path in shapes if path.startswith(prefixes) and path not in expected]
-    if extra:
-        raise MappingError(f"--state: {extra[0]} is a moment of no parameter", shorten(extra[1:]))
-    wrong = [
-        f"{path} has the shape {list(shapes[path])}, its parameter {list(shapes[full])}"
-        for path, full in expected.items()
-        if shapes[path] != shapes[full]
-    ]
-    if wrong:
-        raise SourceError(f"--state: {wrong[0]}", shorten(wrong[1:]))
-
-
-def _counts(match: Match, shapes: Mapping[str, Shape], base: str) -> tuple[str, ...]:
-    """Adam's count, and all others of the learner but those of averages, which are no part of what MaxText has."""
-    adam = f"{base}/{COUNT}"
-    if adam not in shapes:
-        raise SourceError(f"--state: {adam} is missing; expected Adam's count beside its moments")
-    averages = {root.rpartition("/")[0] for root in _trees(match, shapes) if _name(root) == AVERAGE}
-    own = join(match.prefix, "")
-    others = [
-        path
-        for path in shapes
-        if _name(path) == COUNT
-        and path != adam
-        and not path.startswith(own)
-        and path.rpartition("/")[0] not in averages
-    ]
-    return (adam, *sorted(others))
-
-
-def _found_text(match: Match, shapes: Mapping[str, Shape]) -> str:
-    """What a checkpoint holds beside the parameters."""
-    count = len(_parameters(match))
-    found = [f"{root} ({len(below)} of {count} parameters)" for root, below in _trees(match, shapes).items()]
-    own = join(match.prefix, "")
-    others = [path for path in shapes if not path.startswith(own)]
-    if found:
-        return f"found {', '.join(shorten(found, 4))}"
-    return f"found {', '.join(shorten(others, 4))}" if others else "found the parameters alone"
 
 
 def _check_corrected(optimizer: Optimizer, learner: Learner, step: int, *, force: bool) -> list[str]:

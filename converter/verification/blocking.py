@@ -8,6 +8,7 @@ from converter.arrays import Array, can_decode
 from converter.axes import Blocking, BlockTooLarge, plan_blocks
 from converter.errors import UsageError
 from converter.planning import Task
+from converter.words import budget_too_small
 
 READ_COPIES = 3
 """Bytes that TensorStore takes for each byte of a chunk that it reads whole: encoded, decoded, copied out."""
@@ -100,7 +101,4 @@ def _common_chunks(task: Task, arrays: Sequence[Array | None]) -> list[tuple[int
 
 
 def _too_small(task: Task, max_memory: int, needed: int) -> UsageError:
-    return UsageError(
-        f"--max-memory {max_memory} bytes is too small: the chunks of {task.leaves[0].path} need {needed} bytes; "
-        f"give --max-memory {-(-needed >> 20)}MiB or more"
-    )
+    return budget_too_small(max_memory, f"the chunks of {task.leaves[0].path} need {needed} bytes", needed)

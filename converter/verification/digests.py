@@ -30,13 +30,14 @@ from converter.checkpoints import (
     read_receipt,
     read_records,
 )
-from converter.errors import DestinationError, UsageError, VerificationError
+from converter.errors import DestinationError, VerificationError
 from converter.location import locate
 from converter.planning import DEFAULT_MEMORY
 from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
 from converter.verification.result import Finding, FirstFaults, Verification
 from converter.verification.sums import CRC_BYTES, chunk_sum, pin
+from converter.words import budget_too_small
 from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
 
 CHUNK_COPIES = 4
@@ -258,10 +259,8 @@ class _Run:
             array = opened.array
             memory = array.chunk_bytes * CHUNK_COPIES
             if memory > self.budget.limit:
-                raise UsageError(
-                    f"--max-memory {self.budget.limit} bytes is too small: {array.path} is stored in chunks of "
-                    f"{memory // CHUNK_COPIES} bytes; give --max-memory {-(-memory >> 20)}MiB or more"
-                )
+                why = f"{array.path} is stored in chunks of {memory // CHUNK_COPIES} bytes"
+                raise budget_too_small(self.budget.limit, why, memory)
             for index in array.chunk_indices():
                 yield partial(self._decode, key, opened, index, memory)
             self.progress.leaf_done(array.path)
