@@ -1,6 +1,7 @@
 """Converts all 22,077,958,656 parameters of Switch-Base and verifies each: `python -m benchmarks.switch_base`.
 
-Then the same with Adam's moments, 66,233,875,968 elements.
+Then the same with Adam's moments, 66,233,875,968 elements. With arguments, only the routes of these names:
+`default`, `rewrite`, `state`.
 """
 
 import json
@@ -118,11 +119,16 @@ def main() -> None:
     output = CACHE / "switch-base-output"
     rows: list[dict[str, Any]] = []
     parameters = envy_arrays(Sizes())
-    for name, flags, arrays in (
-        ("default", [], parameters),
-        ("rewrite", ["--rewrite"], parameters),
-        ("state", ["--state"], with_moments(parameters)),
-    ):
+    routes = {
+        "default": ([], parameters),
+        "rewrite": (["--rewrite"], parameters),
+        "state": (["--state"], with_moments(parameters)),
+    }
+    wanted = sys.argv[1:] or list(routes)
+    if unknown := set(wanted) - routes.keys():
+        raise SystemExit(f"unknown route {', '.join(sorted(unknown))}; known are {', '.join(routes)}")
+    for name in wanted:
+        flags, arrays = routes[name]
         state = len(arrays) > len(parameters)
         source = formula_source(CACHE / ("switch-base-state" if state else "switch-base"), state=state)
         items = output / str(STEP - 1 if state else 0) / "items"
