@@ -1,3 +1,3 @@
-"""The version, told once: packaging, `--version` and the receipts take it from here."""
+"""The version, in one place: packaging, `--version` and the receipts take it from here."""
 
 __version__ = "0.1.0"

@@ -150,7 +150,7 @@ def says_its_size(array: Array, chunk: Reader, where: str) -> bool:
       where: the chunk, for messages.
 
     Raises:
-      SourceError: it has another size, or is no chunk of this array.
+      SourceError: it has another size, or is not a chunk of this array.
       OSError: it cannot be read.
     """
     if array.compressor is not None:

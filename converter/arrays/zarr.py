@@ -92,7 +92,7 @@ def parse_array(
       database_key: its key in that database; None for a directory of its own.
 
     Raises:
-      KeyError, TypeError, ValueError, AttributeError: it is no such document.
+      KeyError, TypeError, ValueError, AttributeError: it is not such a document.
     """
     if "chunks" in metadata:
         encoding, chunks = _parse_zarr2(metadata), metadata["chunks"]

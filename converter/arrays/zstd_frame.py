@@ -51,7 +51,7 @@ class FrameCheck:
         """Takes the next bytes of the file.
 
         Raises:
-          SourceError: this is no zstd frame of the right content size.
+          SourceError: this is not a zstd frame of the right content size.
         """
         view = memoryview(data)
         end = self._position + len(view)
@@ -108,7 +108,7 @@ def frame_header(data: bytes, content_size: int, where: str) -> FrameHeader:
       where: the chunk, for messages.
 
     Raises:
-      SourceError: this is no zstd frame, or one of another content size.
+      SourceError: this is not a zstd frame, or one of another content size.
     """
     if len(data) <= FRAME_START or data[:4] != MAGIC:
         raise SourceError(f"{where}: no zstd frame; the file starts with {data[:4].hex() or 'nothing'}")

@@ -161,7 +161,7 @@ def status_of(place: str) -> Blob | None:
     """What is at a path, be it a link that leads nowhere; None where nothing is.
 
     Raises:
-      SourceError: it cannot be told; no permission is not absence.
+      SourceError: it cannot be determined; a missing permission is not absence.
     """
     try:
         return storage_of(place).stat(place)
@@ -188,7 +188,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
     """Reads the index of a committed step.
 
     Raises:
-      SourceError: the index is missing or damaged. What is wrong with single tensors is told by their entries.
+      SourceError: the index is missing or damaged. Their entries say what is wrong with single tensors.
     """
     check_committed(directory)
     file = index_file(directory)

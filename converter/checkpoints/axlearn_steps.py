@@ -186,7 +186,7 @@ def _why_not_committed(directory: str) -> str:
     """Why a step is passed over; empty for a committed one.
 
     Raises:
-      SourceError: that cannot be told, or the step was committed and is not usable.
+      SourceError: that cannot be determined, or the step was committed and is not usable.
     """
     status = _follow(directory)
     if status is None:

@@ -29,7 +29,7 @@ def main() -> None:
     # A sixth of the time that importing Orbax takes, and what is imported stays anyway.
     gc.disable()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # what a library prints must not be read as an answer
     answer = _serve()
     if answer is not None:
         json.dump(asdict(answer), answers)

@@ -70,7 +70,7 @@ def inspect(path: str) -> Inspection:
     """Looks at a path; the kinds are KINDS. Nothing that can be on a file system is an error.
 
     Raises:
-      SourceError: the path is no local one.
+      SourceError: the path is not local.
     """
     place = locate(path, SourceError).path
     try:

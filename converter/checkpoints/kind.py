@@ -33,7 +33,7 @@ class CheckpointFormat:
     open: Callable[[str, int | None], Checkpoint] | None = None
 
     def holds(self, path: str) -> bool:
-        """Whether a path means such a checkpoint; not where that cannot be told: whoever reads it says why."""
+        """Whether a path means such a checkpoint; false if that cannot be determined: whoever reads it says why."""
         try:
             return self.detect(path)
         except SourceError:

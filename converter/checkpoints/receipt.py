@@ -27,7 +27,7 @@ from converter.storage import DIRECTORY, FILE, has_litter_in, in_parallel, parse
 
 VERSION = 1
 MAX_RECEIPT_BYTES = 256 << 20
-"""A receipt of a million files; a larger file is no receipt."""
+"""A receipt of a million files; a larger file is not a receipt."""
 
 STORED, SUMS, NO_DIGEST = "stored", "sums", "none"
 """Kinds of record."""

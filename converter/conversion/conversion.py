@@ -110,7 +110,7 @@ class Conversion:
         """Whether the source changed, or was removed, since the start.
 
         Raises:
-          SourceError: that cannot be told.
+          SourceError: that cannot be determined.
         """
         directory = self.source.checkpoint.directory
         try:
@@ -195,7 +195,7 @@ def _check_exact(mismatches: Sequence[PairMismatch], remedy: str) -> None:
     found = [entry for entry in mismatches if not entry.exact]
     if found:
         fit = remedy and all(entry.separable for entry in found)
-        advice = f"{remedy} makes it exact" if fit else "drop --require-exact to convert all the same"
+        advice = f"{remedy} makes it exact" if fit else "drop --require-exact to convert anyway"
         raise InexactError(
             f"stock MaxText is not exact with these weights: the q/k norm scales of {len(found)} of {len(mismatches)} "
             f"layers differ inside rotated pairs; {advice}",

@@ -55,7 +55,7 @@ class Result:
       seconds: wall time.
       peak_memory: the largest resident sets of this process and of the one that commits, together, in bytes.
       written_bytes: size of all files of the checkpoint.
-      command: the command line to go on in MaxText, patched where the stock one is not exact with plain scales.
+      command: the command line to continue in MaxText, patched where the stock one is not exact with plain scales.
       stock_command: the same without the patch.
       patches: what the patch changes in MaxText, one dictionary each, as maxtext.yml and the receipt have it.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.

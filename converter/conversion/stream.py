@@ -72,7 +72,7 @@ def run(
     Args:
       conversion: the work, and how it is done.
       stage: a stage that was begun for it; what it holds already is checked and kept.
-      progress: told of each unit of work and each finished leaf.
+      progress: notified of each unit of work and each finished leaf.
       watch: is called a few times a second; what it raises ends the run.
 
     Raises:

@@ -159,7 +159,7 @@ def _recorded(path: str) -> tuple[dict[str, Any], Made]:
     try:
         target = open_target(path)
     except Ax2mtError:
-        return {}, Made()  # that is told later
+        return {}, Made()  # reported later
     return recorded_settings(target.custom), recorded_trees(target.custom, target.root)
 
 
@@ -182,7 +182,7 @@ def compare(
       budget: bytes that the process may take.
       limits: names of figures and the largest values allowed.
       explain: look for the causes of a difference.
-      progress: told what is being worked on.
+      progress: notified of what is being worked on.
 
     Raises:
       UsageError: the budget is too small.

@@ -108,7 +108,7 @@ class Distance:
 
 
 def exceeded(difference: Difference, limits: Sequence[tuple[str, float]]) -> tuple[str, ...]:
-    """The limits that a difference is over, as lines; a difference that is no number is over every limit.
+    """The limits that a difference is over, as lines; a difference that is not a number exceeds every limit.
 
     Args:
       difference: what was measured.

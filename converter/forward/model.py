@@ -74,7 +74,7 @@ def run(
       sink: called with the number of a first token and logits [variants, tokens, V] from there on, in order.
       observe: called with a name and the first variant's intermediate values; q and k in AXLearn's or MaxText's order
         of the head dimension, as the checkpoint has them.
-      progress: told which layer begins.
+      progress: notified when a layer begins.
 
     Returns:
       Where NaN or infinity first appears in any variant; None where all values are finite.

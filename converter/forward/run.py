@@ -228,7 +228,7 @@ def logits(model: Model, tokens: Tokens, out: str | None, budget: int, progress:
       tokens: the sequences.
       out: `.npz` or `.jsonl` file to write; None for the summary alone.
       budget: bytes that the process may take.
-      progress: told what is being worked on.
+      progress: notified of what is being worked on.
 
     Raises:
       UsageError: the budget is too small, or the file has another ending, or `.npz` cannot hold the sequences.

@@ -102,7 +102,7 @@ _CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _fits(value: object, kind: type | tuple[type, ...] | None) -> bool:
-    """Whether a value of the file is of that kind; true and false are no numbers."""
+    """Whether a value of the file is of that kind; true and false are not numbers."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if isinstance(value, bool):
         return bool in kinds

@@ -116,24 +116,24 @@ def find_learner(
     Raises:
       UsageError: constants that the user set are impossible together, or with the others.
     """
-    told = _table_constants(match) if trained is None else _trained_constants(trained)
-    told |= {name: Constant(value=value, origin=BY_USER) for name, value in given.items()}
+    constants = _table_constants(match) if trained is None else _trained_constants(trained)
+    constants |= {name: Constant(value=value, origin=BY_USER) for name, value in given.items()}
     notes = list(trained.problems if trained is not None else ())
-    scale = told.pop("update_scale", None)
+    scale = constants.pop("update_scale", None)
     if trained is not None and scale is None:
         scales, problem = _trained_scales(match, trained)
         notes += [problem] if problem else []
     else:
         scales = _marked_scales(match, scale, strict=strict)
-    warmup, end = told.get("warmup_steps"), told.get("max_step")
+    warmup, end = constants.get("warmup_steps"), constants.get("max_step")
     if warmup is not None and end is not None and warmup.value >= end.value:
         line = f"the warm-up of {warmup.value} steps ({warmup.origin}) does not end before max_step {end.value}"
         if strict and BY_USER in (warmup.origin, end.origin):
             raise UsageError(f"--set {PREFIX}warmup_steps, {PREFIX}max_step: {line} ({end.origin})")
         notes.append(f"{line} ({end.origin})")
-        del told["warmup_steps"], told["max_step"]
+        del constants["warmup_steps"], constants["max_step"]
     known = trained is not None and "peak_learning_rate" in trained.constants
-    return Learner(update_scales=scales, optimizer="" if known else match.table.optimizer, **told), tuple(notes)
+    return Learner(update_scales=scales, optimizer="" if known else match.table.optimizer, **constants), tuple(notes)
 
 
 def _marked_scales(match: Match, scale: Constant | None, *, strict: bool) -> Constant | None:
@@ -169,7 +169,7 @@ def _is_of(match: Match, sizes: Mapping[str, int], kinds: set[str]) -> bool:
 
 
 def _trained_scales(match: Match, trained: TrainedLearner) -> tuple[Constant | None, str]:
-    """The factors by the training's patterns; None with the reason where they cannot be told."""
+    """The factors by the training's patterns; None with the reason if they are not known."""
     if trained.scale_rules is None:
         return None, ""
     try:

@@ -36,7 +36,7 @@ class TomlText:
         self.problems.extend(f"    {detail}" for detail in details)
 
     def line_of(self, section: str, index: int, key: str = "") -> int:
-        """Line of a section's header, or of a key in it (0 where it cannot be told)."""
+        """Line of a section's header, or of a key in it (0 if it is not known)."""
         parts = self._parts.get(section, [])
         if index >= len(parts):
             return 0

@@ -31,7 +31,7 @@ class Options:
       tree: what becomes MaxText's parameters, see TREES.
       state: convert the training state as well.
       optimizer: MaxText's, whose state is written; None for the default.
-      force: convert the state also where training cannot go on exactly.
+      force: convert the state even if training cannot continue exactly.
       transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
       layout: MaxText's layer layout, see LAYOUTS.
       dtype: what weights are cast to; None for none.
@@ -101,7 +101,9 @@ class Options:
         if self.optimizer is not None and not self.state:
             raise UsageError("--optimizer chooses the form of the training state; add --state")
         if self.force and not self.state:
-            raise UsageError("--force lets --state convert what cannot go on exactly; add --state, or drop --force")
+            raise UsageError(
+                "--force lets --state convert a training that cannot continue exactly; add --state, or drop --force"
+            )
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise UsageError(_refused_optimizer(self.optimizer))
 

@@ -77,7 +77,7 @@ class Source:
     def notes(self) -> tuple[str, ...]:
         """What the user has to know about what is converted, one line each."""
         inexact = inexact_reasons(self.match) if self.state else []
-        forced = tuple(f"training will not go on exactly (--force): {reason}" for reason in inexact)
+        forced = tuple(f"training will not continue exactly (--force): {reason}" for reason in inexact)
         return (*self.checkpoint.notes, *self.match.notes, *forced)
 
     @property
@@ -108,13 +108,13 @@ def open_source(
       metadata_only: do not look for chunk files; a plan can be made of `index` and `.zarray` files alone.
       tree: the tree that becomes MaxText's parameters, PARAMS or EMA.
       optimizer: MaxText's, where the training state is wanted as well.
-      force: take the state also where training cannot go on exactly.
+      force: take the state even if training cannot continue exactly.
       layout: MaxText's layer layout.
 
     Raises:
       SourceError: not a local path, no committed step, or damaged metadata, or chunk files missing or of an impossible
         size; or the tree or state that is wanted is not there, or incomplete.
-      UsageError: training could not go on exactly with the options that are on.
+      UsageError: training could not continue exactly with the selected options.
       MappingError: the named table, or every bundled one, does not fit, or does not know a tensor's dtype.
     """
     if tree not in TREES:

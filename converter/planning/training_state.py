@@ -51,7 +51,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """The state of a training that goes on in MaxText, beside the parameters.
+    """The state with which a training continues in MaxText, beside the parameters.
 
     Attributes:
       optimizer: how MaxText keeps it.
@@ -191,7 +191,7 @@ def check_dtypes(match: Match, state: TrainingState, arrays: Mapping[str, Array]
 
 
 def check_exact(match: Match) -> None:
-    """Refuses what training cannot go on with exactly: copies of a trained tensor, and values that are not AXLearn's.
+    """Refuses copies of a trained tensor and values that are not AXLearn's: training cannot continue from them exactly.
 
     Two copies get a gradient each where AXLearn adds both up. A fitted value has other gradients than the moments are
     of. A value that is scaled by s is updated as fast as before, and so 1/s times too fast.
@@ -202,12 +202,12 @@ def check_exact(match: Match) -> None:
     reasons = inexact_reasons(match)
     if reasons:
         raise UsageError(
-            f"--state: training would not go on exactly: {'; '.join(reasons)}; --force converts all the same"
+            f"--state: training would not continue exactly: {'; '.join(reasons)}; --force converts it anyway"
         )
 
 
 def inexact_reasons(match: Match) -> list[str]:
-    """Why training does not go on exactly from these rows, one text a reason."""
+    """Why training does not continue exactly from these rows, one text for each reason."""
     copies = dict.fromkeys(row.row.option for row in match.rows if row.row.option)
     fits = dict.fromkeys(row.value.name for row in match.rows if isinstance(row.value, Fit))
     reasons = [f"{option_flag(name)} adds a copy of a trained tensor, with gradients of its own" for name in copies]
@@ -253,7 +253,7 @@ def _check_corrected(optimizer: Optimizer, learner: Learner, step: int, *, force
     assumed = [f"{name} {value}" for name, value in BETAS.items() if getattr(learner, name) is None]
     assumed += ["a step past the warm-up"] if learner.warmup_steps is None else []
     if assumed:
-        notes.append(f"--optimizer {optimizer.name}: assumes {' and '.join(assumed)}, which nothing here tells")
+        notes.append(f"--optimizer {optimizer.name}: assumes {' and '.join(assumed)}: the checkpoint does not say")
     return notes
 
 

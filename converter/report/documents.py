@@ -109,7 +109,7 @@ PLAN_FIELDS = (
         Field("link", FLAG, "chunks are hard-linked"),
         Field("tree", choice(*TREES), "what becomes the parameters"),
         Field("state", FLAG, "the training state is converted as well"),
-        Field("force", FLAG, "also where training cannot go on exactly"),
+        Field("force", FLAG, "even if training cannot continue exactly"),
         Field("layout", choice(*LAYOUTS), "where MaxText's layers are"),
         Field("dtype", optional(choice(*SERVING_DTYPES)), "what weights are cast to; null for none"),
         Field("qk_norm", choice(*QK_NORMS), QK_NORM, lambda options: _fit("qk_norm" in options.table)),

@@ -125,7 +125,7 @@ def _state_totals(plan: Plan) -> list[tuple[str, str]]:
     size = format_size(plan.totals.state_bytes)
     return [
         ("state", f"{plan.state.optimizer.name}: {names} of every parameter, {size}; {counts}"),
-        ("directory", f"{plan.step_directory}/items: MaxText goes on with step {plan.state.step}"),
+        ("directory", f"{plan.step_directory}/items: MaxText continues with step {plan.state.step}"),
     ]
 
 

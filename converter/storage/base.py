@@ -267,7 +267,7 @@ class Storage(Protocol):
         ...
 
     def missing(self, names: Iterable[str]) -> "list[str]":
-        """Which of these are no files."""
+        """Which of these are not files."""
         ...
 
     def read(self, name: str, limit: int) -> bytes:

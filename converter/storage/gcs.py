@@ -77,7 +77,7 @@ class GcsStorage(ObjectStorage):
     def insert(self, name: str, data: Any, tags: dict[str, str], version: int | str | None) -> Blob:
         """Writes an object in one request, with the checksum that the store has to find; see `put`.
 
-        A request that failed may have been done all the same: what is there then counts as written if it is the same.
+        A request that failed may have been carried out: what is there then counts as written if it is the same.
         """
         from crc32c import crc32c
 

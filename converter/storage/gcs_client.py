@@ -53,7 +53,7 @@ class GcsClient:
           body: bytes, or JSON values.
           headers: more of them.
           streamed: leave the content for the caller to read and close.
-          accepted: statuses that are no failure, beside 200 to 299.
+          accepted: statuses that are not failures, beside 200 to 299.
 
         Returns:
           The response.
@@ -150,7 +150,7 @@ def refused(name: str, text: str) -> PermissionError:
 
 
 def failure(response: Any, name: str) -> Exception:
-    """What a response that is no success means."""
+    """What an unsuccessful response means."""
     status, text = response.status_code, _message(response)
     if status in RETRIED:
         return Transient(f"{status} {text}", wait_of(response.headers.get("Retry-After")))

@@ -51,7 +51,7 @@ def is_litter(name: str) -> bool:
 
 
 def without_litter(names: Iterable[str]) -> list[str]:
-    """The names that are no litter, in their order."""
+    """The names that are not litter, in their order."""
     return [name for name in names if not is_litter(name)]
 
 

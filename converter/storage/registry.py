@@ -15,7 +15,7 @@ def storage_of(name: str) -> Storage:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is the URL of a storage that is no file system."""
+    """Whether a name is the URL of a storage that is not a file system."""
     scheme, mark, _ = name.partition("://")
     return bool(mark) and scheme in STORAGES
 

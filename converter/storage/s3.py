@@ -53,7 +53,7 @@ class S3Storage(ObjectStorage):
 
     def head(self, name: str) -> Blob:
         if not split_url(name)[1]:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)  # a bucket is no object
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)  # a bucket is not an object
         try:
             answer = self.client.call(name, "head_object", ChecksumMode="ENABLED")
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class S3Storage(ObjectStorage):
     def insert(self, name: str, data: Any, tags: dict[str, str], *, once: bool, etag: str = "") -> Blob:
         """Writes an object in one request, with the checksum that the store has to find.
 
-        A request that failed may have been done all the same: what is there then counts as written if it is the same.
+        A request that failed may have been carried out: what is there then counts as written if it is the same.
 
         Args:
           name: its URL.

@@ -15,7 +15,7 @@ def write_error(path: str, error: OSError) -> DestinationError:
 
 
 def free_text(path: str) -> str:
-    """The room that is left at a path, for the end of a message; nothing where it cannot be told."""
+    """The room that is left at a path, for the end of a message; nothing if that is not known."""
     try:
         space = storage_of(path).space(path)
     except OSError:

@@ -228,7 +228,7 @@ def test_missing_chunks_of_the_state_are_found_first(damaged: str, tmp_path: Pat
 @pytest.mark.parametrize("options", [{"untie": True}, {"qk_norm": "fit"}], ids=["untie", "fit"])
 def test_copies_and_fits_contradict_the_state(options: dict[str, Any], tmp_path: Path) -> None:
     source = write_trained(tmp_path / "step_00000100", trained_tensors())
-    with pytest.raises(UsageError, match=r"would not go on exactly.*--force"):
+    with pytest.raises(UsageError, match=r"would not continue exactly.*--force"):
         run(source, tmp_path / "out", state=True, **options)
     done = run(source, tmp_path / "out", state=True, force=True, **options)
     assert any("--force" in note for note in done.plan.notes)
