@@ -74,6 +74,11 @@ class Checkpoint:
         """Path to shape of every tensor; the empty shape where the index has none that can be read."""
         return {path: entry.shape or () for path, entry in self.tensors.items()}
 
+    @property
+    def array_directories(self) -> list[str]:
+        """Where all tensors' zarr arrays live; none where they share a database."""
+        return [] if self.is_database else [self.array_directory(path) for path in self.tensors]
+
     def array_directory(self, path: str) -> str:
         """Where a tensor's zarr array lives, if it has a directory of its own."""
         if self.state:

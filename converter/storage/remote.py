@@ -11,14 +11,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from crc32c import crc32c
 
 from converter.errors import UsageError
 from converter.storage.base import DIRECTORY, FILE, Blob, Limits, Mark, Publication, Reader, ReadError, Space, Writer
+from converter.storage.listing import Page, list_divided
 from converter.storage.retries import Transient, retried
-from converter.storage.snapshot import Snapshot
+from converter.storage.snapshot import Listings, Snapshot
 
 CONCURRENCY = 32
 """Requests in flight: at 100 ms each, 320 a second."""
@@ -49,17 +51,22 @@ class ObjectStorage(ABC):
 
     def __init__(self) -> None:
         self._snapshots: dict[str, Snapshot] = {}
+        self._listings: list[Listings] = []
 
     # Requests. All of them retry.
 
     @abstractmethod
-    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
-        """Objects whose URLs begin with a prefix, under their URLs, a page a request.
+    def pages(
+        self, prefix: str, *, shallow: bool = False, most: int | None = None, start: str = "", stop: str = ""
+    ) -> Iterator[Page]:
+        """Objects whose URLs begin with a prefix, under their URLs, in order, a request a page.
 
         Args:
           prefix: a bucket's URL with a slash behind it, and a beginning of names.
           shallow: of names with a slash behind the prefix, only what is before it is listed, once, as a directory.
           most: so many at most, where that saves work.
+          start: the URL that names come after; an object of that name may come too.
+          stop: the URL that names come before; empty for all.
         """
 
     @abstractmethod
@@ -119,11 +126,30 @@ class ObjectStorage(ABC):
 
     # What is made of them.
 
-    def pin(self, directory: str, *, described: bool = False) -> None:
+    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
+        """What all pages show; see `pages`."""
+        for page in self.pages(prefix, shallow=shallow, most=most):
+            yield from page.blobs
+
+    def pin(self, directory: str, *, described: bool = False, parts: Iterable[str] = ()) -> None:
         self.release(directory)
         prefix = _below(directory)
-        blobs = self.described(self.objects(prefix)) if described else self.objects(prefix)
-        self._snapshots[prefix] = Snapshot(prefix, blobs)
+        cuts = sorted(_below(part) for part in parts)
+        blobs = list_divided(lambda start, stop: self._first_page(prefix, start, stop), cuts, self._threads)
+        self._snapshots[prefix] = Snapshot(prefix, self.described(blobs) if described else blobs)
+
+    @contextmanager
+    def browsing(self, directory: str) -> Iterator[None]:
+        prefix = _below(directory)
+        if any(prefix.startswith(one.prefix) for one in self._listings):
+            yield
+            return
+        listings = Listings(prefix, lambda below: self.objects(below, shallow=True), self._find)
+        self._listings.append(listings)
+        try:
+            yield
+        finally:
+            self._listings.remove(listings)
 
     def release(self, directory: str) -> None:
         prefix = _below(directory)
@@ -147,9 +173,8 @@ class ObjectStorage(ABC):
 
     def is_directory(self, name: str) -> bool:
         prefix = _below(name)
-        snapshot = self._snapshot(name)
-        found = snapshot.below(prefix) if snapshot else self.objects(prefix, most=1)
-        return next(iter(found), None) is not None
+        known = self._known(name)
+        return known.has_below(prefix) if known else next(self.objects(prefix, most=1), None) is not None
 
     def is_mount(self, name: str) -> bool:  # noqa: ARG002
         return False
@@ -162,8 +187,8 @@ class ObjectStorage(ABC):
 
     def list(self, directory: str) -> Iterator[Blob]:
         prefix = _below(directory)
-        snapshot = self._snapshot(directory)
-        found = list(snapshot.entries(prefix) if snapshot else self.objects(prefix, shallow=True))
+        known = self._known(directory)
+        found = list(known.entries(prefix) if known else self.objects(prefix, shallow=True))
         if not found:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
         return _inside(prefix, found)
@@ -240,15 +265,32 @@ class ObjectStorage(ABC):
         """Results of requests that are sent at once, in order."""
         if len(items) < 2:
             return [work(item) for item in items]
-        with ThreadPoolExecutor(min(len(items), self.concurrency), "ax2mt-store") as pool:
+        with self._threads(len(items)) as pool:
             return list(pool.map(work, items))
+
+    def _threads(self, most: int = CONCURRENCY) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(most, self.concurrency), "ax2mt-store")
+
+    def _first_page(self, prefix: str, start: str, stop: str) -> Page:
+        """The first page of a range of names that shows any; a store may send empty ones before it."""
+        for page in self.pages(prefix, start=start, stop=stop):
+            if page.blobs or not page.more:
+                return page
+        return Page(blobs=(), more=False)
 
     def _snapshot(self, name: str) -> Snapshot | None:
         return next((one for one in list(self._snapshots.values()) if one.covers(name)), None)
 
+    def _known(self, name: str) -> Snapshot | Listings | None:
+        """The listings that a name is looked up in."""
+        return self._snapshot(name) or next((one for one in list(self._listings) if one.covers(name)), None)
+
     def _file(self, name: str) -> Blob | None:
-        if snapshot := self._snapshot(name):
-            return snapshot.get(name)
+        if known := self._known(name):
+            return known.get(name)
+        return self._find(name)
+
+    def _find(self, name: str) -> Blob | None:
         try:
             return self.head(name)
         except FileNotFoundError:

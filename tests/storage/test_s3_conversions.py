@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from converter.storage import STORAGES, retries
+from converter.storage import STORAGES, retries, s3
 from converter.storage.s3 import S3Storage
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, dimensions, envy_tensors, write_checkpoint
@@ -76,6 +76,22 @@ def test_reports_are_those_of_the_same_files(command: str, source: S3, in_proces
     assert there.code == here.code == 0, there.err
     found, expected = json.loads(there.out.replace(URL, str(SOURCE))), here.document
     assert found | {"transfer": None} == expected | {"transfer": None}
+
+
+def test_a_plan_takes_few_requests(
+    source: S3, front: Callable[[S3], Proxy], in_process: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = in_process("plan", SOURCE, "--json").document
+    arrays = sum(len(task["sources"]) for task in plan["tasks"])
+    pages = len(source.names("bucket", "run/")) / 10
+    assert pages > 8
+    for size, least, most in ((1000, 4, 4), (10, 3 + pages, 3 + 3 * pages)):
+        monkeypatch.setattr(s3, "PAGE", size)
+        proxy = front(source)
+        assert json.loads(in_process("plan", URL, "--json").out.replace(URL, str(SOURCE))) == plan
+        lists = proxy.count("GET", "list-type")
+        assert least <= lists <= most
+        assert len(proxy.requests) == lists + 1 + arrays
 
 
 @pytest.mark.usefixtures("source")
