@@ -123,10 +123,14 @@ class Checkpoint:
             raise SourceError(f"{self.directory}: {problems[0]}", problems[1:])
         return result
 
+    def each_array(self, paths: Sequence[str]) -> Iterator[Array | SourceError]:
+        """The array metadata of tensors, or what is wrong with it, in order; read at once where that is quicker."""
+        return in_parallel(self._try_to_read, paths, self.directory)
+
     def _read_parts(self, paths: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         problems: list[str] = []
-        for path, array in zip(paths, in_parallel(self._try_to_read, paths, self.directory), strict=True):
+        for path, array in zip(paths, self.each_array(paths), strict=True):
             if isinstance(array, SourceError):
                 problems.append(array.message)
                 continue

@@ -17,7 +17,8 @@ from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark
 from converter.storage.gcs_client import GcsClient, object_path
 from converter.storage.gcs_writer import GcsWriter
 from converter.storage.listing import Page
-from converter.storage.remote import Body, ObjectStorage, split_url
+from converter.storage.object_reader import Body
+from converter.storage.remote import ObjectStorage, split_url
 from converter.storage.retries import Transient
 
 PAGE = 1000
@@ -175,7 +176,7 @@ class GcsStorage(ObjectStorage):
 
 
 class _Content:
-    """See `remote.Body`."""
+    """See `object_reader.Body`."""
 
     def __init__(self, response: Any):
         self._response = response

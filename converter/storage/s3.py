@@ -12,7 +12,8 @@ from crc32c import crc32c
 
 from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark, Reader
 from converter.storage.listing import Page
-from converter.storage.remote import ObjectReader, ObjectStorage, split_url
+from converter.storage.object_reader import ObjectReader
+from converter.storage.remote import ObjectStorage, split_url
 from converter.storage.retries import retried
 from converter.storage.s3_client import BytesFile, S3Client
 from converter.storage.s3_errors import translate

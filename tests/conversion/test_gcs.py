@@ -356,7 +356,30 @@ def test_a_plan_of_many_pages(in_process: Cli, store: FakeGcs, monkeypatch: pyte
     assert pages < store.counters()["requests"]["objects.list"] < 3 * pages
 
 
-def test_array_metadata_is_read_at_once(in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_takes_few_requests(in_process: Cli, store: FakeGcs, converted: Callable[..., Path]) -> None:
+    store.upload_tree(converted(NAME, store="files"), "bucket", "out")
+    for place, here in ((URL, SOURCE), ("gs://bucket/out", converted(NAME, store="files"))):
+        store.reset_counters()
+        found, expected = in_process("inspect", place, "--json"), in_process("inspect", here, "--json").document
+        assert json.loads(found.out.replace(place, str(here))) == expected
+        # Three directories on the way, and all that is below the step; the index or `_METADATA` with its twin.
+        leaves, small = len(expected["leaves"]), 1 if place == URL else 2
+        assert store.counters()["requests"] == {"objects.list": 4, "objects.media": small + leaves}
+
+
+def test_all_steps_of_a_trainer_are_looked_at_at_once(in_process: Cli, store: FakeGcs) -> None:
+    for number in range(200, 1000, 100):
+        store.put("bucket", f"run/checkpoints/step_{number:08}/gda/model/x/.zarray", b"{}")
+    store.reset_counters()
+    found = in_process("inspect", URL, "--json").document
+    assert (found["facts"]["committed_steps"], len(found["facts"]["uncommitted_steps"])) == ([100], 8)
+    assert store.counters()["requests"]["objects.list"] == 12
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_array_metadata_is_read_at_once(
+    command: str, in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight requests wait for each other, which those that are sent one by one would do for ever."""
     assert store
     meeting, number, get = threading.Barrier(8), itertools.count(), GcsStorage.get
@@ -367,6 +390,6 @@ def test_array_metadata_is_read_at_once(in_process: Cli, store: FakeGcs, monkeyp
         return get(storage, name, *rest)
 
     monkeypatch.setattr(GcsStorage, "get", meet)
-    done = in_process("plan", URL)
+    done = in_process(command, URL)
     assert done.code == 0, done.err
     assert next(number) > meeting.parties

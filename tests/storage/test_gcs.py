@@ -14,7 +14,7 @@ from crc32c import crc32c
 from converter.errors import UsageError
 from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer, retries
 from converter.storage.gcs import GcsStorage
-from converter.storage.remote import ObjectReader
+from converter.storage.object_reader import ObjectReader
 from converter.storage.retries import POLICY, Policy, Transient, retried
 from tests.helpers.gcs import FakeGcs, Fault
 
