@@ -14,7 +14,8 @@ import pytest
 from converter.storage import CONVERSION, gcs, retries
 from converter.storage.gcs import GcsStorage
 from tests.conftest import AXLEARN, Cli, Completed
-from tests.helpers.gcs import FakeGcs, Fault, local_tree
+from tests.helpers.gcs import FakeGcs, Fault
+from tests.helpers.trees import local_tree
 
 NAME = "micro-hybrid-sharded"
 SOURCE = AXLEARN / NAME

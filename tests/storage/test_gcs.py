@@ -12,21 +12,13 @@ import pytest
 from crc32c import crc32c
 
 from converter.errors import UsageError
-from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer, retries
+from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer
 from converter.storage.gcs import GcsStorage
 from converter.storage.object_reader import ObjectReader
 from converter.storage.retries import POLICY, Policy, Transient, retried
 from tests.helpers.gcs import FakeGcs, Fault
 
 MARK = Mark(conversion="mine", work_area="gs://bucket/out.wip")
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that retries would have waited."""
-    waited: list[float] = []
-    monkeypatch.setattr(retries, "pause", waited.append)
-    return waited
 
 
 @pytest.fixture
