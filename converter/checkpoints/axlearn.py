@@ -74,6 +74,11 @@ class Checkpoint:
         """Path to shape of every tensor; the empty shape where the index has none that can be read."""
         return {path: entry.shape or () for path, entry in self.tensors.items()}
 
+    @property
+    def array_directories(self) -> list[str]:
+        """Where all tensors' zarr arrays live; none where they share a database."""
+        return [] if self.is_database else [self.array_directory(path) for path in self.tensors]
+
     def array_directory(self, path: str) -> str:
         """Where a tensor's zarr array lives, if it has a directory of its own."""
         if self.state:
@@ -118,10 +123,14 @@ class Checkpoint:
             raise SourceError(f"{self.directory}: {problems[0]}", problems[1:])
         return result
 
+    def each_array(self, paths: Sequence[str]) -> Iterator[Array | SourceError]:
+        """The array metadata of tensors, or what is wrong with it, in order; read at once where that is quicker."""
+        return in_parallel(self._try_to_read, paths, self.directory)
+
     def _read_parts(self, paths: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         problems: list[str] = []
-        for path, array in zip(paths, in_parallel(self._try_to_read, paths, self.directory), strict=True):
+        for path, array in zip(paths, self.each_array(paths), strict=True):
             if isinstance(array, SourceError):
                 problems.append(array.message)
                 continue

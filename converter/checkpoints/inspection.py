@@ -16,7 +16,7 @@ from converter.checkpoints.maxtext import Target, find_items, read_target
 from converter.checkpoints.names import CONFIG_NAME, CUSTOM_METADATA, METADATA_KEY, RECEIPT_NAME, items_path
 from converter.errors import Ax2mtError, SourceError
 from converter.location import locate, unreadable_name
-from converter.storage import DANGLING, DIRECTORY, FILE, is_file, litter_in, storage_of, without_litter
+from converter.storage import DANGLING, DIRECTORY, FILE, in_parallel, is_file, litter_in, storage_of, without_litter
 
 MAX_ENTRIES = 20_000
 """Entries below a directory whose sizes are added up; figures that would need more are marked as incomplete."""
@@ -73,14 +73,19 @@ def inspect(path: str) -> Inspection:
       SourceError: the path is not local.
     """
     place = locate(path, SourceError).path
+    storage = storage_of(place)
     try:
-        result = _inspect(path, place)
+        storage.release(place)
+        with storage.browsing(place):
+            result = _inspect(path, place)
     except OSError as error:
         return Inspection(path, "unreadable", f"cannot be read: {error.strerror}")
     except ValueError as error:
         return Inspection(path, "unreadable", f"no path: {error}")
     except Ax2mtError as error:
         return Inspection(path, "unreadable", "cannot be read", missing=[error.message])
+    finally:
+        storage.release(place)
     problem = unreadable_name(place)
     if problem:
         result.missing.append(f"a name that can be read: {problem}")
@@ -124,7 +129,8 @@ def _inspect(path: str, place: str) -> Inspection:
 
 def _trainer(path: str, steps: dict[int, str]) -> Inspection:
     result = Inspection(path, "axlearn-trainer", "an AXLearn trainer directory")
-    states = {number: step_state(place) for number, place in steps.items()}
+    places = list(steps.values())
+    states = dict(zip(steps, in_parallel(step_state, places, places[0]), strict=True))
     for state in ("committed", "uncommitted", "unreadable"):
         found = [number for number in steps if states[number] == state]
         if found or state in ("committed", "uncommitted"):
@@ -159,18 +165,16 @@ def _axlearn_step(path: str, place: str) -> Inspection:
 
 def _describe(result: Inspection, checkpoint: Checkpoint, place: str) -> None:
     """Lists a step's tensors."""
-    elements = 0
-    for number, (name, entry) in enumerate(checkpoint.tensors.items()):
-        if name.startswith("model/"):
-            elements += _product(entry.shape or ())
-        if number >= MAX_ARRAYS:
-            continue
-        try:
-            array = checkpoint.read_array(name)
+    storage_of(place).pin(place, parts=checkpoint.array_directories)
+    tensors = checkpoint.tensors
+    elements = sum(_product(entry.shape or ()) for name, entry in tensors.items() if name.startswith("model/"))
+    names = list(tensors)[:MAX_ARRAYS]
+    for name, array in zip(names, checkpoint.each_array(names), strict=True):
+        if isinstance(array, SourceError):
+            result.leaves.append(LeafInfo(name, tensors[name].dtype, tensors[name].shape or (), (), array.message))
+            result.missing.append(array.message)
+        else:
             result.leaves.append(LeafInfo(name, array.dtype, array.shape, array.chunks))
-        except Ax2mtError as error:
-            result.leaves.append(LeafInfo(name, entry.dtype, entry.shape or (), (), error.message))
-            result.missing.append(error.message)
     result.facts.update({"step": checkpoint.step, "tensors": len(checkpoint.tensors), "model_parameters": elements})
     result.facts["dtypes"] = _dtypes(result.leaves)
     result.facts["sharded"] = any(leaf.chunks and leaf.chunks != leaf.shape for leaf in result.leaves)
@@ -208,6 +212,8 @@ def _maxtext(path: str, place: str) -> Inspection | None:
     except Ax2mtError:
         return None
     result = Inspection(path, "maxtext-checkpoint", "a MaxText/Orbax checkpoint")
+    keys = [] if target.use_ocdbt else target.leaves
+    storage_of(place).pin(target.step_directory, parts=[os.path.join(target.items, key) for key in keys])
     result.leaves = _target_leaves(target)
     config = os.path.join(target.root, CONFIG_NAME)
     result.facts.update({
@@ -241,19 +247,21 @@ def _half_written(path: str, place: str, names: list[str]) -> Inspection:
 
 def _target_leaves(target: Target) -> list[LeafInfo]:
     """Array metadata of a MaxText checkpoint: from JSON files, or through TensorStore out of an OCDBT database."""
-    leaves: list[LeafInfo] = []
     if target.use_ocdbt and unreadable_name(target.items):
         return []
-    for key, path in list(target.leaves.items())[:MAX_ARRAYS]:
+
+    def look(leaf: tuple[str, str]) -> LeafInfo:
+        key, path = leaf
         try:
             if target.use_ocdbt:
                 array = target.open(path).array
             else:
                 array = read_array(path, os.path.join(target.items, key), 3 if target.use_zarr3 else 2)
-            leaves.append(LeafInfo(path, array.dtype, array.shape, array.chunks))
         except Ax2mtError as error:
-            leaves.append(LeafInfo(path, "unknown", (), (), error.message))
-    return leaves
+            return LeafInfo(path, "unknown", (), (), error.message)
+        return LeafInfo(path, array.dtype, array.shape, array.chunks)
+
+    return list(in_parallel(look, list(target.leaves.items())[:MAX_ARRAYS], target.items))
 
 
 def _size(place: str) -> dict[str, Any]:

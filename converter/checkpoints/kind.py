@@ -48,7 +48,8 @@ FORMATS = (
 
 def checkpoint_kind(path: str) -> str:
     """Whose checkpoint a directory is: AXLEARN or MAXTEXT, empty for neither; names alone are looked at."""
-    return next((entry.side for entry in FORMATS if entry.holds(path)), "")
+    with storage_of(path).browsing(path):
+        return next((entry.side for entry in FORMATS if entry.holds(path)), "")
 
 
 def open_checkpoint(path: str, step: int | None, *, given: str = "") -> Checkpoint:
@@ -104,6 +105,11 @@ def check_pair(source: Location, destination: Location) -> None:
       SourceError: the source is MaxText's.
       DestinationError: the destination is AXLearn's.
     """
+    with storage_of(source.path).browsing(source.path), storage_of(destination.path).browsing(destination.path):
+        _check_pair(source, destination)
+
+
+def _check_pair(source: Location, destination: Location) -> None:
     check_order(source, destination)
     real = [storage_of(place.path).resolve(place.path) for place in (source, destination)]
     if real[0] == real[1] and storage_of(real[0]).exists(real[0]):

@@ -133,9 +133,11 @@ def open_target(path: str) -> Target:
     """
     place = locate(path, DestinationError).path
     check_committable(place, DestinationError)
-    storage_of(place).release(place)
+    storage = storage_of(place)
+    storage.release(place)
     try:
-        return read_target(find_items(place))
+        with storage.browsing(place):
+            return read_target(find_items(place))
     except OSError as error:
         raise VerificationError(f"{error.filename or place}: cannot be read: {error.strerror or error}") from None
 

@@ -114,7 +114,7 @@ class Conversion:
         """
         directory = self.source.checkpoint.directory
         try:
-            storage_of(directory).pin(directory)
+            storage_of(directory).pin(directory, parts=self.source.checkpoint.array_directories)
         except OSError as error:
             raise SourceError(f"{directory}: cannot be read any more: {error.strerror}") from None
         try:

@@ -36,17 +36,14 @@ def choose_table(
       MappingError: no table fits (with what the nearest one lacks or has too much, or the reason that a table gives for
         refusing such a model), or several do.
     """
-    fits: list[Match] = []
-    misfits: dict[str, Ax2mtError] = {}
-    for table in tables:
-        try:
-            fits.append(match_table(table, shapes, options=options))
-        except Ax2mtError as error:
-            misfits[table.name] = error
+    tried = [_try(table, shapes, options, hints=False) for table in tables]
+    fits = [match for match in tried if isinstance(match, Match)]
     if len(fits) == 1:
         return fits[0]
     if fits:
         return _decide(fits, lines or {})
+    again = {table.name: _try(table, shapes, options, hints=True) for table in tables}
+    misfits = {name: error for name, error in again.items() if isinstance(error, Ax2mtError)}
     count, shapes = len(shapes), dict(itertools.islice(shapes.items(), MAX_TENSORS))
     refused = refusals(tables, shapes)
     if refused:
@@ -58,6 +55,15 @@ def choose_table(
         "write your own table and pass it with --mapping FILE",
         _nearest(tables, misfits, shapes),
     )
+
+
+def _try(
+    table: MappingTable, shapes: Mapping[str, Shape], options: Collection[str], *, hints: bool
+) -> Match | Ax2mtError:
+    try:
+        return match_table(table, shapes, options=options, hints=hints)
+    except Ax2mtError as error:
+        return error
 
 
 def _decide(fits: Sequence[Match], lines: Mapping[str, Line]) -> Match:

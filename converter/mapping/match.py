@@ -104,6 +104,7 @@ def match_table(
     options: Collection[str] = (),
     target_layout: str = "scanned",
     prefix: str | None = None,
+    hints: bool = True,
 ) -> Match:
     """Matches a table with a checkpoint's tensors.
 
@@ -114,11 +115,12 @@ def match_table(
       target_layout: the layer layout to produce.
       prefix: where another tree of the parameters' shape is, which is converted in their place; None for the table's
         own prefix.
+      hints: look for the nearest name of a path that has no counterpart, which takes longer than all the rest.
 
     Raises:
       MappingError: the table does not cover the checkpoint, or sizes contradict; `details` lists all findings.
     """
-    rows, problems = _Matcher(table, shapes, options, target_layout, prefix).match()
+    rows, problems = _Matcher(table, shapes, options, target_layout, prefix, hints).match()
     if problems:
         raise MappingError(f"mapping '{table.name}' does not fit the checkpoint", shorten(problems))
     return rows
@@ -132,8 +134,10 @@ class _Matcher:
         options: Collection[str],
         target_layout: str,
         prefix: str | None,
+        hints: bool,
     ) -> None:
         self.table = table
+        self.hints = hints
         folded = fold(shapes, table.axlearn.layers)
         self.shapes, self.stacks, self.layouts = folded.shapes, folded.stacks, folded.layouts
         self.options = frozenset(options)
@@ -325,7 +329,7 @@ class _Matcher:
 
     def _nearest(self, path: str, candidates: Collection[str]) -> str:
         """A hint for the findings that are shown; the search is too slow for thousands of them."""
-        if len(self.problems) >= MAX_LISTED or len(candidates) > MAX_CANDIDATES:
+        if not self.hints or len(self.problems) >= MAX_LISTED or len(candidates) > MAX_CANDIDATES:
             return ""
         near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.8)
         return f" (nearest: {near[0]})" if near else ""

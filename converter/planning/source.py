@@ -124,14 +124,16 @@ def open_source(
     storage = storage_of(place.path)
     try:
         storage.release(place.path)
-        checkpoint = open_checkpoint(place.path, step, given=place.given)
-        storage.pin(checkpoint.directory)
+        with storage.browsing(place.path):
+            checkpoint = open_checkpoint(place.path, step, given=place.given)
+            trained = read_trainer_config(checkpoint.directory)
+        storage.pin(checkpoint.directory, parts=checkpoint.array_directories)
     except OSError as error:
         raise SourceError(f"{error.filename or place.path}: cannot be read: {error.strerror or error}") from None
     tables = load_bundled() if mapping is None else [find_mapping(mapping)]
     check_options(tables, options)
     _check_entries(checkpoint, tables)
-    shapes, trained = checkpoint.shapes, read_trainer_config(checkpoint.directory)
+    shapes = checkpoint.shapes
     if mapping is None:
         match = choose_table(tables, shapes, options, trained.lines if trained is not None else {})
         if layout != SCANNED:

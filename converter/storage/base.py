@@ -5,6 +5,7 @@ that a blob can be renamed, or that a blob can be written twice: an object store
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -211,7 +212,7 @@ class Storage(Protocol):
     concurrency: int
     renames: bool
 
-    def pin(self, directory: str, *, described: bool = False) -> None:
+    def pin(self, directory: str, *, described: bool = False, parts: Iterable[str] = ()) -> None:
         """Lists all below a directory once, where that takes requests; it is read as it is now, until `release`.
 
         A blob that was written again since then cannot be read any more.
@@ -219,6 +220,15 @@ class Storage(Protocol):
         Args:
           directory: a directory.
           described: tags and checksums are wanted too, be it for a request for each blob.
+          parts: directories below it, such as those of arrays, between which a long listing can be divided.
+        """
+        ...
+
+    def browsing(self, directory: str) -> AbstractContextManager[None]:
+        """While something is looked for at or below a directory: each directory is listed once at most.
+
+        What is asked about names is answered from these listings, where requests would be needed; what is opened is
+        read in the version that was listed.
         """
         ...
 

@@ -16,7 +16,9 @@ import xxhash
 from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark
 from converter.storage.gcs_client import GcsClient, object_path
 from converter.storage.gcs_writer import GcsWriter
-from converter.storage.remote import Body, ObjectStorage, split_url
+from converter.storage.listing import Page
+from converter.storage.object_reader import Body
+from converter.storage.remote import ObjectStorage, split_url
 from converter.storage.retries import Transient
 
 PAGE = 1000
@@ -33,20 +35,23 @@ class GcsStorage(ObjectStorage):
         super().__init__()
         self.client = GcsClient()
 
-    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
+    def pages(
+        self, prefix: str, *, shallow: bool = False, most: int | None = None, start: str = "", stop: str = ""
+    ) -> Iterator[Page]:
         bucket, beginning = split_url(prefix)
         token: str | None = None
         while True:
             page = self.client.call(
                 "GET", f"/storage/v1/b/{bucket}/o", prefix, params={
                     "prefix": beginning, "delimiter": "/" if shallow else None, "maxResults": most or PAGE,
+                    "startOffset": split_url(start)[1] or None, "endOffset": split_url(stop)[1] or None,
                     "pageToken": token, "fields": f"nextPageToken,prefixes,items({FIELDS})",
                 },
             )  # fmt: skip
-            yield from (_blob(bucket, item) for item in page.get("items", ()))
-            for name in page.get("prefixes", ()):
-                yield Blob(name=f"gs://{bucket}/{name[:-1]}", kind=DIRECTORY)
+            blobs = [_blob(bucket, item) for item in page.get("items", ())]
+            blobs += [Blob(name=f"gs://{bucket}/{name[:-1]}", kind=DIRECTORY) for name in page.get("prefixes", ())]
             token = page.get("nextPageToken")
+            yield Page(blobs=blobs, more=bool(token))
             if not token or most is not None:
                 return
 
@@ -171,7 +176,7 @@ class GcsStorage(ObjectStorage):
 
 
 class _Content:
-    """See `remote.Body`."""
+    """See `object_reader.Body`."""
 
     def __init__(self, response: Any):
         self._response = response

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -24,10 +25,10 @@ LOGIN = "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CRE
 
 
 class GcsClient:
-    """Sends requests from any thread; each thread has its own connections."""
+    """Sends requests from any thread. Sessions keep their connections, and are taken by one request at a time."""
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._idle: list[tuple[str, Any]] = []
         self._lock = threading.Lock()
         self._credentials: Any = None
 
@@ -62,7 +63,7 @@ class GcsClient:
           Transient: it is worth being sent again.
           OSError: it was refused; FileNotFoundError without an object, FileExistsError where a precondition fails.
         """
-        session = self._session(name)
+        session = self._take_session(name)
         import google.auth.exceptions as auth
         import requests.exceptions as http
 
@@ -80,6 +81,7 @@ class GcsClient:
         except auth.GoogleAuthError as error:
             text = f"the credentials cannot be refreshed: {_line(error)}; {_clock(error)}{LOGIN}"
             raise refused(name, text) from None
+        self._idle.append((endpoint(), session))
         if response.status_code < 300 or response.status_code in accepted:
             return response
         try:
@@ -103,18 +105,21 @@ class GcsClient:
 
         return retried(name, attempt)
 
-    def _session(self, name: str) -> Any:
-        session = getattr(self._local, "session", None)
-        if session is None or self._local.endpoint != endpoint():
-            try:
-                from google.auth.transport.requests import AuthorizedSession
-            except ImportError as error:
-                raise needs_extra("gcs", "gs", error) from None
-            session = self._local.session = AuthorizedSession(self._find_credentials(name))
-            session.headers["Accept-Encoding"] = "identity"
-            if project := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):
-                session.headers["x-goog-user-project"] = project
-            self._local.endpoint = endpoint()
+    def _take_session(self, name: str) -> Any:
+        """A session that no request is using now; after a request that failed it is not given back."""
+        while self._idle:
+            with suppress(IndexError):  # another thread was quicker
+                address, session = self._idle.pop()
+                if address == endpoint():
+                    return session
+        try:
+            from google.auth.transport.requests import AuthorizedSession
+        except ImportError as error:
+            raise needs_extra("gcs", "gs", error) from None
+        session = AuthorizedSession(self._find_credentials(name))
+        session.headers["Accept-Encoding"] = "identity"
+        if project := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):
+            session.headers["x-goog-user-project"] = project
         return session
 
     def _find_credentials(self, name: str) -> Any:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from converter.storage.base import CONTENT_SUM, CONVERSION, RESIDUE, Blob, Mark, Reader, ReadError, write_through
-from converter.storage.remote import ObjectReader, copy_bytes, split_url
+from converter.storage.object_reader import ObjectReader, copy_bytes
+from converter.storage.remote import split_url
 from converter.storage.retries import Transient, retried
 
 if TYPE_CHECKING:

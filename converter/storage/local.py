@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import converter.storage.publishing as publishing
@@ -33,8 +34,11 @@ class LocalStorage:
     concurrency = 1
     renames = True
 
-    def pin(self, directory: str, *, described: bool = False) -> None:
+    def pin(self, directory: str, *, described: bool = False, parts: Iterable[str] = ()) -> None:
         """A listing of files costs little, and files have no versions to be read by."""
+
+    def browsing(self, directory: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def release(self, directory: str) -> None:
         """Nothing is pinned."""

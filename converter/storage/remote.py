@@ -11,34 +11,20 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-from crc32c import crc32c
+from contextlib import contextmanager
+from typing import Any
 
 from converter.errors import UsageError
-from converter.storage.base import DIRECTORY, FILE, Blob, Limits, Mark, Publication, Reader, ReadError, Space, Writer
-from converter.storage.retries import Transient, retried
-from converter.storage.snapshot import Snapshot
+from converter.storage.base import DIRECTORY, FILE, Blob, Limits, Mark, Publication, Reader, Space, Writer
+from converter.storage.listing import Page, list_divided
+from converter.storage.object_reader import Body, ObjectReader
+from converter.storage.snapshot import Listings, Snapshot
 
 CONCURRENCY = 32
 """Requests in flight: at 100 ms each, 320 a second."""
 
-COPY_SIZE = 1 << 20
-
 LONGEST_NAME = 1024
 """Bytes of an object's name, in all stores that we know."""
-
-
-class Body(Protocol):
-    """The content that a request returns, from front to back."""
-
-    def readinto(self, room: Any, /) -> int | None:
-        """Puts the next bytes into memory; returns how many, 0 at the end. Raises `Transient`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the request, be it in the middle."""
-        ...
 
 
 class ObjectStorage(ABC):
@@ -49,17 +35,22 @@ class ObjectStorage(ABC):
 
     def __init__(self) -> None:
         self._snapshots: dict[str, Snapshot] = {}
+        self._listings: list[Listings] = []
 
     # Requests. All of them retry.
 
     @abstractmethod
-    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
-        """Objects whose URLs begin with a prefix, under their URLs, a page a request.
+    def pages(
+        self, prefix: str, *, shallow: bool = False, most: int | None = None, start: str = "", stop: str = ""
+    ) -> Iterator[Page]:
+        """Objects whose URLs begin with a prefix, under their URLs, in order, a request a page.
 
         Args:
           prefix: a bucket's URL with a slash behind it, and a beginning of names.
           shallow: of names with a slash behind the prefix, only what is before it is listed, once, as a directory.
           most: so many at most, where that saves work.
+          start: the URL that names come after; an object of that name may come too.
+          stop: the URL that names come before; empty for all.
         """
 
     @abstractmethod
@@ -119,11 +110,30 @@ class ObjectStorage(ABC):
 
     # What is made of them.
 
-    def pin(self, directory: str, *, described: bool = False) -> None:
+    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
+        """What all pages show; see `pages`."""
+        for page in self.pages(prefix, shallow=shallow, most=most):
+            yield from page.blobs
+
+    def pin(self, directory: str, *, described: bool = False, parts: Iterable[str] = ()) -> None:
         self.release(directory)
         prefix = _below(directory)
-        blobs = self.described(self.objects(prefix)) if described else self.objects(prefix)
-        self._snapshots[prefix] = Snapshot(prefix, blobs)
+        cuts = sorted(_below(part) for part in parts)
+        blobs = list_divided(lambda start, stop: self._first_page(prefix, start, stop), cuts, self._threads)
+        self._snapshots[prefix] = Snapshot(prefix, self.described(blobs) if described else blobs)
+
+    @contextmanager
+    def browsing(self, directory: str) -> Iterator[None]:
+        prefix = _below(directory)
+        if any(prefix.startswith(one.prefix) for one in self._listings):
+            yield
+            return
+        listings = Listings(prefix, lambda below: self.objects(below, shallow=True), self._find)
+        self._listings.append(listings)
+        try:
+            yield
+        finally:
+            self._listings.remove(listings)
 
     def release(self, directory: str) -> None:
         prefix = _below(directory)
@@ -147,9 +157,8 @@ class ObjectStorage(ABC):
 
     def is_directory(self, name: str) -> bool:
         prefix = _below(name)
-        snapshot = self._snapshot(name)
-        found = snapshot.below(prefix) if snapshot else self.objects(prefix, most=1)
-        return next(iter(found), None) is not None
+        known = self._known(name)
+        return known.has_below(prefix) if known else next(self.objects(prefix, most=1), None) is not None
 
     def is_mount(self, name: str) -> bool:  # noqa: ARG002
         return False
@@ -162,8 +171,8 @@ class ObjectStorage(ABC):
 
     def list(self, directory: str) -> Iterator[Blob]:
         prefix = _below(directory)
-        snapshot = self._snapshot(directory)
-        found = list(snapshot.entries(prefix) if snapshot else self.objects(prefix, shallow=True))
+        known = self._known(directory)
+        found = list(known.entries(prefix) if known else self.objects(prefix, shallow=True))
         if not found:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
         return _inside(prefix, found)
@@ -240,118 +249,36 @@ class ObjectStorage(ABC):
         """Results of requests that are sent at once, in order."""
         if len(items) < 2:
             return [work(item) for item in items]
-        with ThreadPoolExecutor(min(len(items), self.concurrency), "ax2mt-store") as pool:
+        with self._threads(len(items)) as pool:
             return list(pool.map(work, items))
+
+    def _threads(self, most: int = CONCURRENCY) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(most, self.concurrency), "ax2mt-store")
+
+    def _first_page(self, prefix: str, start: str, stop: str) -> Page:
+        """The first page of a range of names that shows any; a store may send empty ones before it."""
+        for page in self.pages(prefix, start=start, stop=stop):
+            if page.blobs or not page.more:
+                return page
+        return Page(blobs=(), more=False)
 
     def _snapshot(self, name: str) -> Snapshot | None:
         return next((one for one in list(self._snapshots.values()) if one.covers(name)), None)
 
+    def _known(self, name: str) -> Snapshot | Listings | None:
+        """The listings that a name is looked up in."""
+        return self._snapshot(name) or next((one for one in list(self._listings) if one.covers(name)), None)
+
     def _file(self, name: str) -> Blob | None:
-        if snapshot := self._snapshot(name):
-            return snapshot.get(name)
+        if known := self._known(name):
+            return known.get(name)
+        return self._find(name)
+
+    def _find(self, name: str) -> Blob | None:
         try:
             return self.head(name)
         except FileNotFoundError:
             return None
-
-
-class ObjectReader:
-    """An open object: one request for all of it, which is sent again from where it ended early; or ranges.
-
-    What is read from front to back is compared with the checksum that the store knows.
-    """
-
-    def __init__(self, storage: ObjectStorage, blob: Blob):
-        self.storage = storage
-        self.blob = blob
-        self._at = 0
-        self._sum = 0
-        self._body: Body | None = None
-
-    def __enter__(self) -> "ObjectReader":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def read(self, size: int = -1, /) -> bytes:
-        rest = self.blob.size - self._at
-        room = memoryview(bytearray(rest if size < 0 else min(size, rest)))
-        done = 0
-        while done < len(room) and (count := self.readinto(room[done:])):
-            done += count
-        return bytes(room[:done])
-
-    def readinto(self, room: Any, /) -> int:
-        view = memoryview(room).cast("B")
-        if not len(view) or self._at == self.blob.size:
-            return 0
-        count = retried(self.blob.name, lambda: self._read_some(view))
-        self._sum = crc32c(view[:count], self._sum)
-        self._at += count
-        if self._at == self.blob.size:
-            self.close()
-            if self.blob.checksum not in (None, self._sum.to_bytes(4, "big")):
-                raise OSError(errno.EIO, "its bytes were damaged on the way: they have another CRC-32C", self.blob.name)
-        return count
-
-    def read_range(self, start: int, count: int) -> bytes:
-        stop = min(start + count, self.blob.size)
-        if stop <= start:
-            return b""
-
-        def fetch() -> bytes:
-            body = self.storage.get(self.blob.name, start, stop, self.blob.version or None)
-            try:
-                return _all(body, stop - start)
-            finally:
-                body.close()
-
-        return retried(self.blob.name, fetch)
-
-    def size(self) -> int:
-        return self.blob.size
-
-    def close(self) -> None:
-        """Ends the request that is under way."""
-        if self._body is not None:
-            self._body.close()
-            self._body = None
-
-    def _read_some(self, view: memoryview) -> int:
-        try:
-            if self._body is None:
-                self._body = self.storage.get(self.blob.name, self._at, None, self.blob.version or None)
-            count = self._body.readinto(view)
-            if not count:
-                raise Transient(f"the connection ended after {self._at} of {self.blob.size} bytes")
-            return count
-        except Transient:
-            self.close()
-            raise
-
-
-def copy_bytes(source: Reader, look: Callable[[memoryview], None], take: Callable[[memoryview], None]) -> None:
-    """Streams a blob into a writer and shows every piece; see `base.Writer.copy_from`.
-
-    Raises:
-      ReadError: the source cannot be read, or became shorter.
-      OSError: `take` failed.
-    """
-    size, done = source.size(), 0
-    room = memoryview(bytearray(min(COPY_SIZE, size)))
-    while done < size:
-        try:
-            count = source.readinto(room[: size - done])
-        except OSError as error:
-            raise ReadError(f"cannot be read: {error.strerror}") from None
-        if not count:
-            raise ReadError(f"became shorter while it was read ({done} of {size} bytes)")
-        done += count
-        look(room[:count])
-        take(room[:count])
-    if source.size() != size:
-        raise ReadError("changed its size while it was read")
 
 
 def needs_extra(extra: str, url_scheme: str, error: ImportError) -> UsageError:
@@ -379,13 +306,3 @@ def _inside(prefix: str, blobs: Iterable[Blob]) -> Iterator[Blob]:
                 name=name, kind=blob.kind, size=blob.size, version=blob.version, checksum=blob.checksum,
                 storage_class=blob.storage_class, tags=blob.tags,
             )  # fmt: skip
-
-
-def _all(body: Body, count: int) -> bytes:
-    room, done = memoryview(bytearray(count)), 0
-    while done < count:
-        got = body.readinto(room[done:])
-        if not got:
-            raise Transient(f"the connection ended after {done} of {count} bytes")
-        done += got
-    return bytes(room)

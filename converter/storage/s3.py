@@ -11,7 +11,9 @@ from typing import Any
 from crc32c import crc32c
 
 from converter.storage.base import CONVERSION, DIRECTORY, FILE, Blob, Mark, Reader
-from converter.storage.remote import ObjectReader, ObjectStorage, split_url
+from converter.storage.listing import Page
+from converter.storage.object_reader import ObjectReader
+from converter.storage.remote import ObjectStorage, split_url
 from converter.storage.retries import retried
 from converter.storage.s3_client import BytesFile, S3Client
 from converter.storage.s3_errors import translate
@@ -36,18 +38,25 @@ class S3Storage(ObjectStorage):
         """Whether the store tells the checksum of what it copies; false once one did not."""
         self.rooms = threading.Semaphore(ROOMS)
 
-    def objects(self, prefix: str, *, shallow: bool = False, most: int | None = None) -> Iterator[Blob]:
-        bucket, start = split_url(prefix)
-        arguments: dict[str, Any] = {"Prefix": start, "MaxKeys": min(most or PAGE, PAGE)}
+    def pages(
+        self, prefix: str, *, shallow: bool = False, most: int | None = None, start: str = "", stop: str = ""
+    ) -> Iterator[Page]:
+        bucket, beginning = split_url(prefix)
+        arguments: dict[str, Any] = {"Prefix": beginning, "MaxKeys": min(most or PAGE, PAGE)}
         if shallow:
             arguments["Delimiter"] = "/"
+        if start:
+            arguments["StartAfter"] = split_url(start)[1]
         while True:
             page = self.client.call(prefix, "list_objects_v2", **arguments)
-            for one in page.get("CommonPrefixes", ()):
-                yield Blob(name=f"s3://{bucket}/{one['Prefix'].removesuffix('/')}", kind=DIRECTORY)
-            for one in page.get("Contents", ()):
-                yield _blob(f"s3://{bucket}/{one['Key']}", one, one["Size"])
-            if most or not page.get("IsTruncated"):
+            names = [one["Prefix"].removesuffix("/") for one in page.get("CommonPrefixes", ())]
+            blobs = [_blob(f"s3://{bucket}/{one['Key']}", one, one["Size"]) for one in page.get("Contents", ())]
+            within = [blob for blob in blobs if not stop or blob.name < stop]
+            more = bool(page.get("IsTruncated")) and len(within) == len(blobs)
+            yield Page(
+                blobs=[*within, *(Blob(name=f"s3://{bucket}/{name}", kind=DIRECTORY) for name in names)], more=more
+            )
+            if most or not more:
                 return
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 

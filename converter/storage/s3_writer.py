@@ -14,7 +14,8 @@ from crc32c import crc32c
 
 from converter.storage.base import CONTENT_SUM, CONVERSION, Mark, Reader, ReadError, write_through
 from converter.storage.crc import combine
-from converter.storage.remote import ObjectReader, copy_bytes, split_url
+from converter.storage.object_reader import ObjectReader, copy_bytes
+from converter.storage.remote import split_url
 from converter.storage.retries import Transient, retried
 from converter.storage.s3_client import BytesFile
 from converter.storage.s3_errors import UploadGone

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter.storage import CONVERSION, retries
+from converter.storage import CONVERSION, gcs, retries
 from converter.storage.gcs import GcsStorage
 from tests.conftest import AXLEARN, Cli, Completed
-from tests.helpers.gcs import FakeGcs, Fault, local_tree
+from tests.helpers.gcs import FakeGcs, Fault
+from tests.helpers.trees import local_tree
 
 NAME = "micro-hybrid-sharded"
 SOURCE = AXLEARN / NAME
@@ -340,15 +341,46 @@ def test_other_options(options: tuple[str, ...], in_process: Cli, store: FakeGcs
 
 
 def test_a_plan_takes_few_requests(in_process: Cli, store: FakeGcs) -> None:
-    reports = [in_process("plan", place, "--json").out for place in (URL, SOURCE)]
-    assert json.loads(reports[0].replace(URL, str(SOURCE))) == json.loads(reports[1])
-    requests = store.counters()["requests"]
-    tensors = sum(name.endswith(".zarray") for name in store.objects("bucket"))
-    assert requests["objects.list"] < 30
-    assert requests["objects.media"] < tensors
+    reports = [in_process("plan", place, "--json") for place in (URL, SOURCE)]
+    assert json.loads(reports[0].out.replace(URL, str(SOURCE))) == reports[1].document
+    arrays = sum(len(task["sources"]) for task in reports[1].document["tasks"])
+    # The trainer's directory, its checkpoints, the step's files, and all that is below the step; the index.
+    assert store.counters()["requests"] == {"objects.list": 4, "objects.media": 1 + arrays}
 
 
-def test_array_metadata_is_read_at_once(in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_many_pages(in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs, "PAGE", 10)
+    plans = [in_process("plan", place, "--json") for place in (URL, SOURCE)]
+    assert json.loads(plans[0].out.replace(URL, str(SOURCE))) == plans[1].document
+    pages = len(store.objects("bucket", "run/")) / 10
+    assert pages > 20
+    assert pages < store.counters()["requests"]["objects.list"] < 3 * pages
+
+
+def test_inspect_takes_few_requests(in_process: Cli, store: FakeGcs, converted: Callable[..., Path]) -> None:
+    store.upload_tree(converted(NAME, store="files"), "bucket", "out")
+    for place, here in ((URL, SOURCE), ("gs://bucket/out", converted(NAME, store="files"))):
+        store.reset_counters()
+        found, expected = in_process("inspect", place, "--json"), in_process("inspect", here, "--json").document
+        assert json.loads(found.out.replace(place, str(here))) == expected
+        # Three directories on the way, and all that is below the step; the index or `_METADATA` with its twin.
+        leaves, small = len(expected["leaves"]), 1 if place == URL else 2
+        assert store.counters()["requests"] == {"objects.list": 4, "objects.media": small + leaves}
+
+
+def test_all_steps_of_a_trainer_are_looked_at_at_once(in_process: Cli, store: FakeGcs) -> None:
+    for number in range(200, 1000, 100):
+        store.put("bucket", f"run/checkpoints/step_{number:08}/gda/model/x/.zarray", b"{}")
+    store.reset_counters()
+    found = in_process("inspect", URL, "--json").document
+    assert (found["facts"]["committed_steps"], len(found["facts"]["uncommitted_steps"])) == ([100], 8)
+    assert store.counters()["requests"]["objects.list"] == 12
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_array_metadata_is_read_at_once(
+    command: str, in_process: Cli, store: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight requests wait for each other, which those that are sent one by one would do for ever."""
     assert store
     meeting, number, get = threading.Barrier(8), itertools.count(), GcsStorage.get
@@ -359,6 +391,6 @@ def test_array_metadata_is_read_at_once(in_process: Cli, store: FakeGcs, monkeyp
         return get(storage, name, *rest)
 
     monkeypatch.setattr(GcsStorage, "get", meet)
-    done = in_process("plan", URL)
+    done = in_process(command, URL)
     assert done.code == 0, done.err
     assert next(number) > meeting.parties

@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import DATA, Cli
 from tests.helpers.conversion import run
-from tests.helpers.gcs import FakeGcs, local_tree
+from tests.helpers.gcs import FakeGcs
 from tests.helpers.restorer import Restorer
 from tests.helpers.s3 import S3
+from tests.helpers.trees import local_tree
 
 GOLDEN = DATA / "training" / "micro-envy"
 SOURCE = GOLDEN / "axlearn"

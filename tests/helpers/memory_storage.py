@@ -7,6 +7,7 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
 
-    def pin(self, directory: str, *, described: bool = False) -> None:
+    def pin(self, directory: str, *, described: bool = False, parts: Iterable[str] = ()) -> None:
         """Nothing changes here."""
+
+    def browsing(self, directory: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def release(self, directory: str) -> None:
         """Nothing was pinned."""

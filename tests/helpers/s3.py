@@ -14,16 +14,20 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.trees import Trees
+
 KEY, SECRET, REGION = "test", "testtest", "us-east-1"
 
 
-class S3:
+class S3(Trees):
     """A store that runs somewhere.
 
     Attributes:
       url: its address.
       client: a boto3 client of it.
     """
+
+    at_once = 8
 
     def __init__(self, url: str):
         import boto3
@@ -69,32 +73,13 @@ class S3:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
-    def upload_tree(self, directory: Path, bucket: str, prefix: str = "", *, without: str | None = None) -> None:
-        """Writes each file below a directory as an object, except those whose path has `without` in it."""
-        for path in sorted(directory.rglob("*")):
-            name = path.relative_to(directory).as_posix()
-            if path.is_file() and (without is None or without not in name):
-                self.put(bucket, _join(prefix, name), path.read_bytes())
-
-    def download_tree(self, bucket: str, prefix: str, directory: Path) -> None:
-        """Writes each object below a prefix as a file."""
-        for name, data in self.tree(bucket, prefix).items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-    def tree(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
-        """All contents below a prefix, by the rest of the name."""
-        start = _join(prefix, "")
-        return {name.removeprefix(start): self.read(bucket, name) for name in self.names(bucket, start)}
-
     def reset(self) -> None:
         """Removes all buckets, with what is left in them."""
         for bucket in [one["Name"] for one in self.client.list_buckets()["Buckets"]]:
             for upload in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
                 self.client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-            for name in self.names(bucket):
-                self.client.delete_object(Bucket=bucket, Key=name)
+            while names := self.names(bucket)[:1000]:
+                self.client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": name} for name in names]})
             self.client.delete_bucket(Bucket=bucket)
 
     def close(self) -> None:
@@ -193,7 +178,3 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def _join(prefix: str, rest: str) -> str:
-    return f"{prefix.rstrip('/')}/{rest}" if prefix else rest

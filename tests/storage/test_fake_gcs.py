@@ -14,8 +14,9 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.exceptions import InvalidResponse
 
-from tests.helpers.gcs import FakeGcs, local_tree
+from tests.helpers.gcs import FakeGcs
 from tests.helpers.stores import missing
+from tests.helpers.trees import local_tree
 
 RESIDUE = "SGdLxw=="
 """The CRC-32C of any bytes followed by their own CRC-32C in little-endian."""

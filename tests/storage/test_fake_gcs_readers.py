@@ -11,7 +11,8 @@ import tensorstore as ts
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from tests.helpers.gcs import FakeGcs, Fault, local_tree
+from tests.helpers.gcs import FakeGcs, Fault
+from tests.helpers.trees import local_tree
 
 RESIDUE = "SGdLxw=="
 

@@ -14,9 +14,9 @@ import pytest
 import tensorstore as ts
 from botocore.exceptions import ClientError
 
-from tests.helpers.gcs import local_tree
 from tests.helpers.gcs.client import ROOT
 from tests.helpers.s3 import S3
+from tests.helpers.trees import local_tree
 
 LARGE = 5 << 20
 """The least size of a part that is not the last."""

@@ -12,21 +12,13 @@ import pytest
 from crc32c import crc32c
 
 from converter.errors import UsageError
-from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer, retries
+from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer
 from converter.storage.gcs import GcsStorage
-from converter.storage.remote import ObjectReader
+from converter.storage.object_reader import ObjectReader
 from converter.storage.retries import POLICY, Policy, Transient, retried
 from tests.helpers.gcs import FakeGcs, Fault
 
 MARK = Mark(conversion="mine", work_area="gs://bucket/out.wip")
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that retries would have waited."""
-    waited: list[float] = []
-    monkeypatch.setattr(retries, "pause", waited.append)
-    return waited
 
 
 @pytest.fixture
@@ -88,6 +80,31 @@ def test_a_pinned_directory_is_read_as_it_was(gcs: FakeGcs, store: GcsStorage) -
         assert caught.value.errno == errno.ESTALE
     store.release("gs://bucket/d/x")
     assert store.read("gs://bucket/d/y", 100) == b"another"
+
+
+def test_while_browsing_a_directory_is_listed_once(gcs: FakeGcs, store: GcsStorage) -> None:
+    fill(gcs, "d", "d/x/1", "d/x/z/2", "d/y", "dd/z", "file")
+    with store.browsing("gs://bucket/d"), store.browsing("gs://bucket/d/x"):
+        assert store.stat("gs://bucket/d").kind == "directory"
+        assert [store.stat(f"gs://bucket/d/{name}").kind for name in ("x", "y", "x/1")] == ["directory", "file", "file"]
+        assert store.missing([f"gs://bucket/d/{name}" for name in ("x", "y", "x/1", "x/2", "none/at/all")]) == [
+            "gs://bucket/d/x",
+            "gs://bucket/d/x/2",
+            "gs://bucket/d/none/at/all",
+        ]
+        assert sorted(store.names("gs://bucket/d/x")) == ["1", "z"]
+        assert store.is_directory("gs://bucket/d/x/z")
+        assert not store.exists("gs://bucket/d/x/z2")
+        assert gcs.counters()["requests"] == {"objects.list": 2}
+        assert sorted(blob.name for blob in store.walk("gs://bucket/d")) == ["x/1", "x/z/2", "y"]
+        gcs.put("bucket", "d/y", b"another")
+        with pytest.raises(OSError, match="was removed or written again while it was read"):
+            store.read("gs://bucket/d/y", 100)
+        assert store.exists("gs://bucket/dd")
+    assert store.read("gs://bucket/d/y", 100) == b"another"
+    with store.browsing("gs://bucket/file"), store.browsing("gs://bucket/nothing"):
+        assert store.stat("gs://bucket/file").kind == "file"
+        assert not store.exists("gs://bucket/nothing")
 
 
 def test_reads_go_on_where_the_connection_ended(gcs: FakeGcs, store: GcsStorage, waits: list[float]) -> None:

@@ -21,14 +21,6 @@ OURS, THEIRS = (Mark(conversion=name, work_area="s3://bucket/out.ax2mt-wip") for
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that retries would have waited."""
-    found: list[float] = []
-    monkeypatch.setattr(retries, "pause", found.append)
-    return found
-
-
-@pytest.fixture
 def bucket(seaweedfs: S3) -> str:
     return seaweedfs.make_bucket("bucket")
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from converter.storage import STORAGES, retries
+from converter.storage import STORAGES, retries, s3
 from converter.storage.s3 import S3Storage
 from tests.conftest import Cli
 from tests.helpers.axlearn_checkpoint import STACK, dimensions, envy_tensors, write_checkpoint
-from tests.helpers.gcs import FakeGcs, local_tree
+from tests.helpers.gcs import FakeGcs
 from tests.helpers.gcs.client import ROOT
 from tests.helpers.s3 import S3
 from tests.helpers.s3_proxy import Proxy, Rule
+from tests.helpers.trees import local_tree
 
 SOURCE = ROOT / "tests" / "data" / "axlearn" / "micro-hybrid-sharded"
 URL, OUT = "s3://bucket/run", "s3://bucket/out"
@@ -78,26 +79,43 @@ def test_reports_are_those_of_the_same_files(command: str, source: S3, in_proces
     assert found | {"transfer": None} == expected | {"transfer": None}
 
 
+def test_a_plan_takes_few_requests(
+    source: S3, front: Callable[[S3], Proxy], in_process: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = in_process("plan", SOURCE, "--json").document
+    arrays = sum(len(task["sources"]) for task in plan["tasks"])
+    pages = len(source.names("bucket", "run/")) / 10
+    assert pages > 8
+    for size, least, most in ((1000, 4, 4), (10, 3 + pages, 3 + 3 * pages)):
+        monkeypatch.setattr(s3, "PAGE", size)
+        proxy = front(source)
+        assert json.loads(in_process("plan", URL, "--json").out.replace(URL, str(SOURCE))) == plan
+        lists = proxy.count("GET", "list-type")
+        assert least <= lists <= most
+        assert len(proxy.requests) == lists + 1 + arrays
+
+
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("options", [(), ("--rewrite", "--store", "files")])
-def test_downloads(options: tuple[str, ...], in_process: Cli, tmp_path: Path) -> None:
-    for place, target in ((URL, "there"), (SOURCE, "here")):
-        done = in_process("convert", place, tmp_path / target, *options)
-        assert done.code == 0, done.err
-    assert lasting(local_tree(tmp_path / "there")) == lasting(local_tree(tmp_path / "here"))
+def test_downloads(options: tuple[str, ...], in_process: Cli, converted: Callable[..., Path], tmp_path: Path) -> None:
+    done = in_process("convert", URL, tmp_path / "there", *options)
+    assert done.code == 0, done.err
+    here = converted(SOURCE.name, store="files", rewrite=True) if options else converted(SOURCE.name)
+    assert lasting(local_tree(tmp_path / "there")) == lasting(local_tree(here))
     assert in_process("verify", URL, tmp_path / "there").code == 0
     assert in_process("verify", tmp_path / "there").code == 0
 
 
 @pytest.mark.parametrize(("place", "store"), [(SOURCE, "files"), (URL, "ocdbt")])
-def test_uploads_and_copies(place: Any, store: str, checked: S3, in_process: Cli, tmp_path: Path) -> None:
+def test_uploads_and_copies(
+    place: Any, store: str, checked: S3, in_process: Cli, converted: Callable[..., Path], tmp_path: Path
+) -> None:
     done = in_process("convert", place, OUT, "--store", store)
     assert done.code == 0, done.err
     assert "Orbax and MaxText cannot read s3:// URLs" in done.out
     assert f"aws s3 sync {OUT} /COPY" in done.out
     assert "load_parameters_path=/COPY/0/items" in done.out
-    assert in_process("convert", SOURCE, tmp_path / "here", "--store", store).code == 0
-    assert lasting(checked.tree("bucket", "out")) == lasting(local_tree(tmp_path / "here"))
+    assert lasting(checked.tree("bucket", "out")) == lasting(local_tree(converted(SOURCE.name, store=store)))
     assert checked.names("bucket", "out.ax2mt") == []
     assert {name for name in checked.names("bucket", "out/") if "commit_success" in name} == {
         "out/0/commit_success.txt",
@@ -136,17 +154,17 @@ def test_large_chunks_never_pass_this_machine(
 
 
 @pytest.mark.parametrize("there", ["s3", "gs"])
-def test_between_providers(there: str, moto: S3, gcs: FakeGcs, in_process: Cli, tmp_path: Path) -> None:
+def test_between_providers(there: str, moto: S3, gcs: FakeGcs, in_process: Cli, converted: Callable[..., Path]) -> None:
     stores = {"s3": moto, "gs": gcs}
     for store in stores.values():
         store.make_bucket("bucket")
     source = stores["gs" if there == "s3" else "s3"]
-    source.upload_tree(SOURCE, "bucket", "run")
+    source.upload_tree(SOURCE, "bucket", "run", without=UNREAD)
     scheme = "gs" if there == "s3" else "s3"
     done = in_process("convert", f"{scheme}://bucket/run", f"{there}://bucket/out", "--store", "files")
     assert done.code == 0, done.err
-    assert in_process("convert", SOURCE, tmp_path / "here", "--store", "files").code == 0
-    assert lasting(stores[there].tree("bucket", "out")) == lasting(local_tree(tmp_path / "here"))
+    here = local_tree(converted(SOURCE.name, store="files"))
+    assert lasting(stores[there].tree("bucket", "out")) == lasting(here)
 
 
 def test_a_flipped_bit_is_found(checked: S3, in_process: Cli) -> None:

@@ -4,7 +4,7 @@ What it leaves out: XML API, soft delete, object versions, holds, ACLs, encrypti
 limit of one write a second to a name.
 """
 
-from tests.helpers.gcs.client import FakeGcs, Gcs, ProcessGcs, local_tree
+from tests.helpers.gcs.client import FakeGcs, Gcs, ProcessGcs
 from tests.helpers.gcs.faults import Fault
 
-__all__ = ["FakeGcs", "Fault", "Gcs", "ProcessGcs", "local_tree"]
+__all__ = ["FakeGcs", "Fault", "Gcs", "ProcessGcs"]

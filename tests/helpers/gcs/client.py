@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -14,11 +13,12 @@ from urllib.parse import quote, urlsplit
 from tests.helpers.gcs.faults import Fault
 from tests.helpers.gcs.protocol import Reply, Request
 from tests.helpers.gcs.server import CONTROL, Server, control
+from tests.helpers.trees import Trees
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class Gcs:
+class Gcs(Trees):
     """A fake store that runs somewhere.
 
     Attributes:
@@ -71,23 +71,9 @@ class Gcs:
         found = json.loads(self._call("GET", f"objects/{bucket}"))
         return {one["name"]: one for one in found if one["name"].startswith(prefix)}
 
-    def upload_tree(self, directory: Path, bucket: str, prefix: str = "") -> None:
-        """Writes each file below a directory as an object; directories leave no trace, as in the real store."""
-        for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                self.put(bucket, _join(prefix, path.relative_to(directory).as_posix()), path.read_bytes())
-
-    def download_tree(self, bucket: str, prefix: str, directory: Path) -> None:
-        """Writes each object below a prefix as a file."""
-        for name, data in self.tree(bucket, prefix).items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-    def tree(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
-        """All contents below a prefix, by the rest of the name: compares with `local_tree`."""
-        start = _join(prefix, "")
-        return {name.removeprefix(start): self.read(bucket, name) for name in self.objects(bucket, start)}
+    def names(self, bucket: str, prefix: str = "") -> list[str]:
+        """The names of all objects, in order."""
+        return list(self.objects(bucket, prefix))
 
     def inject(self, fault: Fault) -> None:
         """Adds a fault, until `clear_faults`."""
@@ -169,19 +155,9 @@ class ProcessGcs(Gcs):
         self.process.communicate()
 
 
-def local_tree(directory: Path) -> Mapping[str, bytes]:
-    """All contents below a directory, by path."""
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
-
-
 def _content(reply: Reply, path: str) -> bytes:
     if reply.status == 404:
         raise KeyError(path)
     if reply.status != 200:
         raise ValueError(f"{path}: {reply.status} {reply.body.decode()}")
     return reply.body
-
-
-def _join(prefix: str, rest: str) -> str:
-    return f"{prefix.rstrip('/')}/{rest}" if prefix else rest

@@ -1,10 +1,11 @@
 """What the JSON API does with objects that are there: get, list, compose, rewrite, copy, patch, delete."""
 
 import base64
+import bisect
 import itertools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import Any
@@ -87,13 +88,12 @@ class Objects:
         with self.store.lock:
             self.store.bucket(bucket)
             objects = dict(self.store.objects[bucket])
-        entries = _entries(sorted(objects, key=str.encode), params)
         wanted = params.get("maxResults", str(PAGE))
         if not re.fullmatch(r"\d+", wanted):
             raise invalid(f"Invalid value for maxResults: {wanted}")
         size = min(int(wanted) or PAGE, PAGE)
-        last = base64.urlsafe_b64decode(params.get("pageToken", ""))
-        page = [entry for entry in entries if entry[0].encode() > last][: size + 1]
+        last = base64.urlsafe_b64decode(params.get("pageToken", "")).decode()
+        page = list(itertools.islice(_entries(sorted(objects), params, last), size + 1))
         document: dict[str, Any] = {"kind": "storage#objects"}
         if items := [objects[name].resource(request.base) for name, is_object in page[:size] if is_object]:
             document["items"] = items
@@ -201,15 +201,18 @@ def writable(resource: Mapping[str, Any]) -> dict[str, Any]:
     return {key: resource[key] for key in WRITABLE if resource.get(key) not in (None, {})}
 
 
-def _entries(names: "list[str]", params: Mapping[str, str]) -> "list[tuple[str, bool]]":
-    """What a listing shows, in order: names of objects (True) and prefixes (False)."""
+def _entries(names: "list[str]", params: Mapping[str, str], last: str) -> "Iterator[tuple[str, bool]]":
+    """What a listing shows behind an entry, in order: names of objects (True) and prefixes (False).
+
+    Strings of Python have the order of their UTF-8 bytes, which is the store's.
+    """
     prefix, delimiter = params.get("prefix", ""), params.get("delimiter", "")
-    start, end = params.get("startOffset", "").encode(), params.get("endOffset", "").encode()
-    entries: dict[str, bool] = {}
-    for name in names:
-        if not name.startswith(prefix) or name.encode() < start or (end and name.encode() >= end):
-            continue
+    start, end = params.get("startOffset", ""), params.get("endOffset", "")
+    at = bisect.bisect_left(names, max(prefix, start, last))
+    while at < len(names) and (name := names[at]).startswith(prefix) and not (end and name >= end):
         head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
         shown = prefix + head + found if found else name
-        entries.setdefault(shown, not found)
-    return sorted(entries.items(), key=lambda entry: entry[0].encode())
+        if shown > last:
+            yield shown, not found
+        # All names with a prefix that is shown are one entry.
+        at = bisect.bisect_left(names, shown[:-1] + chr(ord(shown[-1]) + 1), at) if found else at + 1
