@@ -9,7 +9,7 @@ printed and no signal is handled. Heavy imports happen inside the functions, so 
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -24,10 +24,11 @@ from converter.arguments import (
     PlanArguments,
     Settings,
     SourcePath,
+    TableArguments,
     VerifyArguments,
     documented,
 )
-from converter.choices import CAST_DTYPES, LAYOUTS, MAX_JOBS, QK_NORMS
+from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NORMS, ROPES
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -252,7 +253,7 @@ def parameters(
         model=options["model"],
         step=options["step"],
         mapping=_optional(options["mapping"]),
-        options=_table_options(options["untie"], options["option"]),
+        options=_table_options(options),
         tree=options["tree"],
         layout=options["layout"],
     )
@@ -278,7 +279,7 @@ def _options(given: ConversionArguments) -> "Options":
         raise UsageError(f"--qk-norm {given['qk_norm']}: expected one of {', '.join(QK_NORMS)}")
     fits = {"qk_norm"} if given["qk_norm"] == "fit" else set[str]()
     made = Options(
-        table=_table_options(given["untie"], given["option"]) | fits,
+        table=_table_options(given) | fits,
         max_memory=_bytes(given["max_memory"]),
         store=given["store"],
         compress=given["compress"],
@@ -295,12 +296,16 @@ def _options(given: ConversionArguments) -> "Options":
     return made
 
 
-def _table_options(untie: bool, option: Iterable[str]) -> frozenset[str]:
+def _table_options(given: TableArguments) -> frozenset[str]:
     from converter.errors import UsageError
 
+    option, rope = given["option"], given["rope"]
     if isinstance(option, str):
         raise UsageError(f"option={option!r}: expected a list of names")
-    return frozenset([*option, *(["untie"] if untie else [])])
+    if rope not in ROPES:
+        raise UsageError(f"--rope {rope}: expected one of {', '.join(ROPES)}")
+    short = {"untie": given["untie"], INTERLEAVED: rope == INTERLEAVED}
+    return frozenset([*option, *(name for name, on in short.items() if on)])
 
 
 def _settings(given: Settings) -> list[str]:

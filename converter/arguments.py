@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast, get_args
 
-from converter.choices import DEFAULT_KL, MAX_JOBS, CastDtype, Compressor, Layout, QkNorm, ServingDtype, Store, Tree
+from converter.choices import (
+    DEFAULT_KL,
+    MAX_JOBS,
+    CastDtype,
+    Compressor,
+    Layout,
+    QkNorm,
+    Rope,
+    ServingDtype,
+    Store,
+    Tree,
+)
 
 if TYPE_CHECKING:
     from converter.work import Progress
@@ -67,6 +78,7 @@ class TableArguments(SourceArguments, total=False):
 
     untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
     option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
+    rope: Annotated[Rope, Option("Order of the rotated pairs in q and k: MaxText's own, or AXLearn's.", "permuted")]
     layout: Annotated[Layout | None, Option("All layers in one leaf, or each in leaves of its own; default: scanned.")]
 
 

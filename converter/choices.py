@@ -12,6 +12,12 @@ QkNorm = Literal["plain", "fit"]
 
 QK_NORMS: tuple[QkNorm, ...] = get_args(QkNorm)
 
+Rope = Literal["permuted", "interleaved"]
+"""How rotated pairs lie in q and k: as MaxText's usual RoPE wants them, or side by side as in AXLearn."""
+
+ROPES: tuple[Rope, ...] = get_args(Rope)
+INTERLEAVED = ROPES[1]
+
 Tree = Literal["params", "ema"]
 """What becomes MaxText's parameters: AXLearn's, or their exponential moving average."""
 

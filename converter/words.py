@@ -5,7 +5,7 @@ from converter.errors import UsageError
 
 MAX_LISTED = 20
 
-SHORT_FLAGS = {"untie": "--untie", "qk_norm": "--qk-norm fit"}
+SHORT_FLAGS = {"untie": "--untie", "qk_norm": "--qk-norm fit", "interleaved": "--rope interleaved"}
 """Options of mapping tables that the command line has a short form for."""
 
 

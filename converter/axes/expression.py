@@ -107,6 +107,20 @@ class Expression:
         """The expression that leads from the targets back to the sources."""
         return Expression(self.targets, self.sources)
 
+    def in_source_order(self) -> "Expression":
+        """The same expression, with axes that come from one source dimension in its order wherever they are together.
+
+        `(pair 2) -> (2 pair)` becomes `(pair 2) -> (pair 2)`. Dimensions move as before.
+        """
+        targets = [list(tensor) for tensor in self.targets]
+        position = self.sum_position()
+        for number, branch in enumerate(self.branches()):
+            for dim, product in enumerate(_source_order(branch)):
+                terms = targets[branch.target][dim].terms
+                place = number if position == ("target", dim) else 0
+                targets[branch.target][dim] = Dim((*terms[:place], product, *terms[place + 1 :]))
+        return Expression(self.sources, tuple(map(tuple, targets)))
+
     def with_axis(self, name: str, *, source_at: int | None, target_at: int | None) -> "Expression":
         """The same expression with one more axis in every tensor, at the given positions (None: not on that side)."""
 
@@ -190,6 +204,19 @@ def _branch(source: int, target: int, source_tensor: Tensor, target_tensor: Tens
         only += [f"{factor!s} (only on the right)" for factor in right if factor not in left]
         raise ValueError("each axis must be on both sides: " + ", ".join(only))
     return branch
+
+
+def _source_order(branch: Branch) -> list[Product]:
+    """The target's dimensions, with the axes that come from one source dimension in that dimension's order."""
+    places = {factor: (dim, at) for dim, product in enumerate(branch.source_dims) for at, factor in enumerate(product)}
+    result: list[Product] = []
+    for product in branch.target_dims:
+        waiting = sorted((factor for factor in product if factor != 1), key=places.__getitem__)
+        queues: dict[int, list[Factor]] = {}
+        for factor in waiting:
+            queues.setdefault(places[factor][0], []).append(factor)
+        result.append(tuple(1 if factor == 1 else queues[places[factor][0]].pop(0) for factor in product))
+    return result
 
 
 class _Parser:

@@ -72,6 +72,7 @@ def metadata_entry(
     records: Mapping[str, Mapping[str, Any]],
     *,
     fits: Mapping[str, Any],
+    options: Mapping[str, Any],
     settings: Mapping[str, Any],
     tree: str,
     state: Mapping[str, Any] | None,
@@ -81,13 +82,15 @@ def metadata_entry(
     Args:
       records: leaf key to record.
       fits: name to "plain" or "fit" for each fit of the mapping table: whether values were fitted by it.
+      options: name to whether it was on, for each other option of the table.
       settings: keys of MaxText's configuration that the user or the training's own configuration set: facts about the
         source that its tensors do not show.
       tree: what became the parameters: AXLearn's, or their average.
       state: what is to be known of the training state; None where only parameters were converted.
     """
     leaves = {key: dict(record) for key, record in records.items()}
-    made = {"settings": dict(settings), "tree": tree, "state": None if state is None else dict(state)}
+    made = {"options": dict(options), "settings": dict(settings), "tree": tree}
+    made["state"] = None if state is None else dict(state)
     return {METADATA_KEY: {**fits, "version": VERSION, **made, "leaves": leaves}}
 
 
@@ -95,6 +98,27 @@ def recorded_fits(custom_metadata: Any, fits: Collection[str]) -> frozenset[str]
     """Those of a mapping table's fits that values of a checkpoint were made with, by its step's custom metadata."""
     entry = _own_entry(custom_metadata)
     return frozenset(name for name in fits if entry.get(name) == "fit")
+
+
+def recorded_options(custom_metadata: Any, directory: str) -> frozenset[str] | None:
+    """The options of a mapping table that a checkpoint was made with, but for its fits.
+
+    Args:
+      custom_metadata: of the step.
+      directory: the checkpoint, whose receipt says the same, should the metadata be lost.
+
+    Returns:
+      Their names; None where nothing says what the checkpoint was made with.
+    """
+    entry = _own_entry(custom_metadata)
+    if not entry:
+        document, _ = read_receipt(directory)
+        return None if document is None else _names_on(document.get("options"))
+    return _names_on(entry.get("options"))
+
+
+def _names_on(options: Any) -> frozenset[str]:
+    return frozenset(name for name, on in options.items() if on is True) if isinstance(options, dict) else frozenset()
 
 
 def recorded_settings(custom_metadata: Any) -> dict[str, Any]:

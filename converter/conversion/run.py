@@ -213,6 +213,7 @@ def _finish(conversion: Conversion, stage: Work, written: Written, committer: Co
     entry = metadata_entry(
         records,
         fits={name: states[name] for name in table.fits},
+        options={name: on for name, on in states.items() if name not in table.fits},
         settings={**plan.configuration.read, **plan.settings},
         tree=plan.tree,
         state=_state_record(plan),

@@ -14,11 +14,15 @@ from converter.forward.run import Model
 from converter.forward.semantics import HALVES, INTERLEAVED, KEYS, Semantics
 from converter.forward.views import View
 from converter.forward.weights import Weights
-from converter.mapping import KEY_SCALE, QUERY_SCALE, converted_keys, is_bundled
+from converter.mapping import KEY_SCALE, QUERY_SCALE, converted_keys, is_bundled, value_text
 from converter.planning import Remedies
+from converter.words import option_flag
 
 TIED_ROUNDING = "tied table rounded to bfloat16"
 NORM_ORDER = "q/k norm before RoPE"
+
+ORDERS = "query_order", "key_order", "scale_order"
+"""Fields of `Semantics` that say how rotated pairs lie."""
 
 SAMPLE = 8
 """Rows of a kernel that are enough to recognise a head."""
@@ -39,19 +43,20 @@ class Cause:
     switch: Callable[[Variant], Variant]
 
 
-def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
+def known_causes(source: Model, fitted: Collection[str], order: str) -> tuple[Cause, ...]:
     """All known differences that the source's tensors allow, the more specific ones first.
 
     Args:
       source: the AXLearn model.
       fitted: names of the destination's tensors whose values were fitted.
+      order: how the destination's RoPE takes pairs to lie.
     """
     computes, weights = source.semantics, source.weights
     again = f"convert again, and compare the axes of its rows with `ax2mt mappings show {_shown(source)}`"
     remedies = Remedies.of(source.table)
     experts = (_fact(source, "experts per token", "top_k", "experts_per_token"),) if weights.experts else ()
     has_norms = QUERY_SCALE in weights.layers[0]
-    norms = _norm_causes(weights, again, tuple(sorted(fitted)), remedies.fit) if has_norms else ()
+    norms = (_norm_order(weights, tuple(sorted(fitted)), remedies.fit),) if has_norms else ()
     return (
         *experts,
         _setting(
@@ -61,6 +66,12 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
             "set normalize_embedding_logits=false in maxtext.yml",
         ),
         _fact(source, "RoPE's base", "theta", "rope_theta"),
+        _setting(
+            computes,
+            "RoPE's low frequencies scaled as in Llama 3.1",
+            "scaled_frequencies",
+            "set rope_use_scale=false in maxtext.yml",
+        ),
         _fact(source, "the norms' epsilon", "epsilon", "norm_epsilon"),
         Cause(
             "scores not divided by sqrt(head dimension)",
@@ -74,15 +85,14 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
         ),
         Cause("wi_0 and wi_1 changed places", again, _swapped),
         *norms,
+        *(_scale_causes(source, again, order) if has_norms else ()),
         _setting(
             computes,
             TIED_ROUNDING,
             "round_table",
             _untie_advice(remedies.untie),
         ),
-        _order("RoPE permutation missing on q and k", again, "query_order", "key_order"),
-        _order("RoPE permutation missing on q", again, "query_order"),
-        _order("RoPE permutation missing on k", again, "key_order"),
+        *_pair_causes(source, again, order, all_roles=not has_norms),
         Cause(
             "q, k and v hold other heads of the fused kernel",
             f"each of them holds its own heads of AXLearn's {_kernels(weights)}; {again}",
@@ -91,24 +101,63 @@ def known_causes(source: Model, fitted: Collection[str]) -> tuple[Cause, ...]:
     )
 
 
-def _norm_causes(source: Weights, again: str, fitted: tuple[str, ...], fit: str) -> tuple[Cause, ...]:
-    """The differences that only models with q/k norms can have."""
+def _norm_order(source: Weights, fitted: tuple[str, ...], fit: str) -> Cause:
+    """The order of q/k norm and RoPE."""
     lower = f"; or lower the difference with `convert {fit}`" if fit else ""
-    return (
-        Cause(
-            NORM_ORDER,
-            f"run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales{lower}",
-            lambda variant: _norm_after(variant, source, fitted),
-        ),
-        _order("RoPE permutation missing on q, k and both scales", again, "query_order", "key_order", "scale_order"),
-        _order("q/k norm scales not permuted", again, "scale_order"),
+    return Cause(
+        NORM_ORDER,
+        f"run MaxText with `python -m converter.maxtext_patch`, which is exact with plain scales{lower}",
+        lambda variant: _norm_after(variant, source, fitted),
     )
 
 
-def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
+def _scale_causes(source: Model, again: str, order: str) -> tuple[Cause, ...]:
+    """Pairs that lie in another order in the q/k norm scales, or in all that RoPE rotates."""
+    advice = _all_advice(source, again, order)
+    if order == HALVES:
+        return (
+            _order("RoPE permutation missing on q, k and both scales", advice, *ORDERS),
+            _order("q/k norm scales not permuted", again, "scale_order"),
+        )
+    return (
+        _order("RoPE permutation applied to q, k and both scales", advice, *ORDERS, order=HALVES),
+        _order("q/k norm scales permuted", again, "scale_order", order=HALVES),
+    )
+
+
+def _pair_causes(source: Model, again: str, order: str, *, all_roles: bool) -> tuple[Cause, ...]:
+    """Pairs that lie in another order in q and k; which is `all_roles` that RoPE rotates in models without norms."""
+    other, names = (
+        (INTERLEAVED, ("missing on q and k", "missing on q", "missing on k"))
+        if order == HALVES
+        else (HALVES, ("applied to q and k", "applied to q", "applied to k"))
+    )
+    both = _all_advice(source, again, order) if all_roles else again
+    return (
+        _order(f"RoPE permutation {names[0]}", both, "query_order", "key_order", order=other),
+        _order(f"RoPE permutation {names[1]}", again, "query_order", order=other),
+        _order(f"RoPE permutation {names[2]}", again, "key_order", order=other),
+    )
+
+
+def _all_advice(source: Model, again: str, order: str) -> str:
+    """What to do where everything that RoPE rotates has its pairs in the other order."""
+    rules = [rule for rule in source.table.config if rule.option in source.table.orders]
+    if not rules:
+        return again
+    flag = option_flag(rules[0].option)
+    if order == HALVES:
+        keys = " and ".join(f"{rule.key}={value_text(rule.constant)}" for rule in rules)
+        return f"set {keys} in maxtext.yml, as `convert {flag}` writes; or {again}"
+    keys = " and ".join(rule.key for rule in rules)
+    return f"take {keys} out of maxtext.yml, as `convert` without {flag} leaves them out; or {again}"
+
+
+def head_findings(source: Weights, destination: Weights, order: str) -> tuple[str, ...]:
     """What the heads of the first layer's q, k and v hold, where it is not what they should.
 
     Compares values: each head with every head of AXLearn's q, k and v, with rotated pairs side by side and as halves.
+    `order` is that which the destination's RoPE wants in q and k.
     """
     names = ("query", "key", "value")
     heads = [_sample(source.layers[0][name]) for name in names]
@@ -119,7 +168,7 @@ def head_findings(source: Weights, destination: Weights) -> tuple[str, ...]:
         found = _sample(destination.layers[0][name])
         if found.shape[0] != fused.shape[0] or found.shape[2] != fused.shape[2]:
             return ()
-        wanted = HALVES if name != "value" else INTERLEAVED
+        wanted = order if name != "value" else INTERLEAVED
         held = [_recognise(found[:, head], fused) for head in range(found.shape[1])]
         right = all(number == int(start) + head and wanted in orders for head, (number, orders) in enumerate(held))
         if not right and all(number >= 0 for number, _ in held):
@@ -182,9 +231,9 @@ def _block_advice(source: Model) -> str:
     return f"set decoder_block={keys.get('decoder_block')} in maxtext.yml, as convert writes: it divides at run time"
 
 
-def _order(name: str, advice: str, *fields: str) -> Cause:
+def _order(name: str, advice: str, *fields: str, order: str = INTERLEAVED) -> Cause:
     def switch(variant: Variant) -> Variant:
-        return replace(variant, semantics=replace(variant.semantics, **dict.fromkeys(fields, INTERLEAVED)))
+        return replace(variant, semantics=replace(variant.semantics, **dict.fromkeys(fields, order)))
 
     return Cause(name, advice, switch)
 

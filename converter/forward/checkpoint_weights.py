@@ -35,7 +35,7 @@ from converter.mapping import (
     join,
     load_bundled,
 )
-from converter.planning import Source
+from converter.planning import Source, evident_orders
 from converter.storage import is_file
 
 
@@ -109,6 +109,7 @@ def maxtext_weights(target: Target, table: MappingTable, shown: str, notes: Sequ
         fitted_roles(table, recorded_fits(target.custom, table.fits)),
         notes=(*notes, *_unused_note(unused)),
         settings=recorded_settings(target.custom),
+        orders=evident_orders(table, target),
     )
     weights.check()
     return weights
@@ -176,6 +177,7 @@ def _other_constants(table: MappingTable, found: Mapping[str, Any]) -> list[str]
         rule.key
         for rule in table.config
         if rule.constant is not None
+        and not rule.option
         and rule.set != TRAINING
         and rule.key in found
         and not any(same_value(found[rule.key], value) for value in (rule.constant, *(c.value for c in rule.cases)))

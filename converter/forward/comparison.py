@@ -21,6 +21,7 @@ from converter.forward.finite import NonFinite
 from converter.forward.metrics import Bucket, Difference, Distance, exceeded
 from converter.forward.model import Variant, run, working_memory
 from converter.forward.run import INTERPRETER, Model, check_memory, open_model
+from converter.forward.semantics import HALVES
 from converter.forward.tokens import Tokens
 from converter.forward.views import View
 from converter.forward.weights import Weights
@@ -205,7 +206,7 @@ def compare(
     steps: tuple[Step, ...] = ()
     switched: tuple[Switched, ...] = ()
     if explain and distance.total().relative > EQUAL:
-        causes = known_causes(source, destination.weights.fitted)
+        causes = known_causes(source, destination.weights.fitted, destination.semantics.query_order)
         steps, switched = _explain(search, base, distance.total(), causes)
     total = distance.total()
     return LogitsComparison(
@@ -219,22 +220,26 @@ def compare(
         verdict=_verdict(total, steps),
         steps=steps,
         switched=switched,
-        findings=head_findings(source.weights, destination.weights),
+        findings=head_findings(source.weights, destination.weights, destination.semantics.query_order),
         limits=exceeded(total, limits) if not any(distance.not_finite()) else ("the logits are not finite",),
-        mismatches=weight_mismatches(source.weights, destination.weights),
+        mismatches=weight_mismatches(source.weights, destination.weights, destination.semantics.scale_order),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
     )
 
 
-def weight_mismatches(source: Weights, destination: Weights) -> tuple[PairMismatch, ...]:
-    """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them."""
+def weight_mismatches(source: Weights, destination: Weights, order: str = HALVES) -> tuple[PairMismatch, ...]:
+    """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them.
+
+    `order` is that of the pairs in the destination's scales.
+    """
     result: list[PairMismatch] = []
     names = QUERY_SCALE, KEY_SCALE
     for number, (own, other) in enumerate(zip(source.layers, destination.layers, strict=True)):
         if not all(name in layer for name in names for layer in (own, other)):
             continue
-        written = (_pairs_side_by_side(other[name].read()) for name in names)
+        read = (other[name].read() for name in names)
+        written = map(_pairs_side_by_side, read) if order == HALVES else read
         result.append(scale_mismatches(number, *(own[name].read() for name in names), *written))
     return tuple(result)
 

@@ -226,7 +226,7 @@ class _Forward:
         x = _halves(x, order)
         if scale is not None and not meaning.norm_after_rope:
             x = np.asarray(_rms_norm(x, scale, meaning.epsilon))
-        x = np.asarray(_rope(x, self.tokens.positions, meaning.theta))
+        x = np.asarray(_rope(x, self.tokens.positions, meaning.theta, meaning.scaled_frequencies))
         if index == 0:
             self.observe(f"layer{number}/{side[0]}_post_rope", _stored_order(x, order))
         return np.asarray(_rms_norm(x, scale, meaning.epsilon)) if scale is not None and meaning.norm_after_rope else x
@@ -358,14 +358,24 @@ def _rms_norm(x: Any, scale: Any, epsilon: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon) * scale
 
 
-@jax.jit
-def _rope(x: Any, positions: Any, theta: Any) -> Any:
+@partial(jax.jit, static_argnames=("scaled",))
+def _rope(x: Any, positions: Any, theta: Any, scaled: bool) -> Any:
     half = x.shape[-1] // 2
     exponents = 2 * jnp.arange(half, dtype=jnp.float32) / x.shape[-1]
-    angles = positions[:, None, None].astype(jnp.float32) / jnp.power(theta, exponents)
+    timescales = jnp.power(theta, exponents)
+    if scaled:
+        timescales = 1 / _scaled_frequencies(1 / timescales)
+    angles = positions[:, None, None].astype(jnp.float32) / timescales
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _scaled_frequencies(frequencies: Any) -> Any:
+    """Llama 3.1's: those with a wavelength above a context of 8192 divided by 8, those below a quarter of it kept."""
+    turns = 8192 * frequencies / (2 * jnp.pi)
+    kept = jnp.clip((turns - 1) / 3, 0, 1)
+    return frequencies * (kept + (1 - kept) / 8)
 
 
 @jax.jit

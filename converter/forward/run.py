@@ -172,7 +172,7 @@ def _maxtext_model(path: str, mapping: str | None, settings: Sequence[str], norm
             f"{path}: has no {CONFIG_NAME} beside it, and mapping '{table.name}' has several values of "
             f"{', '.join(undecided)}; give --set {undecided[0]}=VALUE"
         )
-    converted = converted_keys(table, weights.settings)
+    converted = converted_keys(table, weights.settings, weights.orders)
     config = read_config(file, settings, converted, has_unembedding=has_unembedding)
     needed = {key: converted[key] for key in ("decoder_block",) if key in converted}
     needed["use_qk_norm"] = QUERY_SCALE in weights.layers[0]

@@ -30,6 +30,7 @@ class Semantics:
       normalize_logits: divide tied logits by the root of the width.
       epsilon: of all norms.
       theta: RoPE's base.
+      scaled_frequencies: RoPE's low frequencies are divided as Llama 3.1 does it.
       score_power: q times k is multiplied by this power of the head dimension.
       gate: which of the two inner projections goes through SiLU, `wi_0` or `wi_1`.
     """
@@ -46,6 +47,7 @@ class Semantics:
     normalize_logits: bool
     epsilon: float
     theta: float
+    scaled_frequencies: bool = False
     score_power: float = -0.5
     gate: str = "wi_0"
 
@@ -80,6 +82,8 @@ STOCK_KEYS: Mapping[str, Any] = {
     "num_experts_per_tok": 1,
     "normalization_layer_epsilon": 1e-5,
     "rope_max_timescale": 10000,
+    "rope_type": "default",
+    "rope_use_scale": True,
     "use_qk_norm": False,
     "capacity_factor": -1.0,
 }
@@ -105,9 +109,12 @@ UNSCALED_BLOCKS = frozenset({"llama2"})
 BLOCKS_WITHOUT_QK_NORM = frozenset({"llama2", "qwen2"})
 """Blocks that have no q/k norms, whatever use_qk_norm says."""
 
+ROPE_ORDERS: Mapping[str, str] = {"default": HALVES, "llama3.1": INTERLEAVED}
+"""MaxText's RoPE types that we compute, and how rotated pairs lie for each (layers/embeddings.py). The second also
+scales low frequencies, unless rope_use_scale is false."""
+
 ONLY: Mapping[str, Any] = {
     "mlp_activations": ["silu", "linear"],
-    "rope_type": "default",
     "rope_linear_scaling_factor": 1.0,
     "rope_min_timescale": 1,
     "partial_rotary_factor": 1.0,
@@ -148,13 +155,17 @@ def maxtext_semantics(
         raise UsageError(f"decoder_block is {block!r}, which has no q/k norms; the checkpoint has their scales")
     if keys["capacity_factor"] > 0:
         raise UsageError("capacity_factor is above 0, tokens would be dropped; logits are computed without dropping")
+    order = ROPE_ORDERS.get(keys["rope_type"])
+    if order is None:
+        known = " and ".join(ROPE_ORDERS)
+        raise UsageError(f"rope_type is {keys['rope_type']!r}; logits are computed for {known} only")
     tied = bool(keys["logits_via_embedding"])
     if not tied and missing:
         raise UsageError(f"logits_via_embedding is false, but the checkpoint has no {missing}")
     return Semantics(
-        query_order=HALVES,
-        key_order=HALVES,
-        scale_order=HALVES,
+        query_order=order,
+        key_order=order,
+        scale_order=order,
         norm_after_rope=norm_after_rope,
         top_k=int(keys[KEYS["top_k"]]),
         renormalise=True,
@@ -164,6 +175,7 @@ def maxtext_semantics(
         normalize_logits=tied and bool(keys["normalize_embedding_logits"]),
         epsilon=float(keys[KEYS["epsilon"]]),
         theta=float(keys[KEYS["theta"]]),
+        scaled_frequencies=order == INTERLEAVED and bool(keys["rope_use_scale"]),
         score_power=0.0 if block in UNSCALED_BLOCKS else -0.5,
     )
 

@@ -27,6 +27,7 @@ class Weights:
       fitted: names of those whose values were fitted, by what the checkpoint says.
       notes: what the user has to know about the choice of these tensors, one line each.
       settings: keys of MaxText's configuration that the user set when the checkpoint was converted.
+      orders: options of the table that left axes in AXLearn's order.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Weights:
     fitted: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    orders: frozenset[str] = frozenset()
 
     @property
     def width(self) -> int:

@@ -1,7 +1,7 @@
 """A model family as data: the table file, its rows, matching against a checkpoint, MaxText configuration."""
 
 from converter.mapping.choose import choose_table
-from converter.mapping.config import model_config
+from converter.mapping.config import model_config, value_text
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
 from converter.mapping.learner import TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
@@ -106,4 +106,5 @@ __all__ = [
     "stack_parts",
     "training_keys",
     "undecided_keys",
+    "value_text",
 ]

@@ -14,7 +14,8 @@ def model_config(match: Match) -> dict[str, Any]:
     Raises:
       MappingError: layers differ in something that MaxText configures once for all layers.
     """
-    return {rule.key: _value(rule, match) for rule in match.table.config if not rule.read_only}
+    rules = (rule for rule in match.table.config if not rule.option or rule.option in match.options)
+    return {rule.key: _value(rule, match) for rule in rules if not rule.read_only}
 
 
 def value_origin(rule: ConfigRule, match: Match) -> str:
@@ -22,7 +23,7 @@ def value_origin(rule: ConfigRule, match: Match) -> str:
     origin = f"mapping '{match.table.name}'"
     if rule.size or rule.has:
         origin = "solved from the tensors"
-    elif rule.unless or rule.layout:
+    elif rule.unless or rule.layout or rule.option:
         origin = "as the leaves are written"
     return f"{origin}: {rule.note}" if rule.note else origin
 

@@ -38,6 +38,8 @@ def _config_rule(section: Section, key: str) -> ConfigRule:
         section.fail(f"{key}: {', '.join(sorted(bounded))} need a number; found {value!r}", key)
     if ("cases" in fields or "why" in fields) and "constant" not in fields:
         section.fail(f"{key}: cases and why need a value; found {value!r}", key)
+    if "option" in fields and ("constant" not in fields or "set" in fields or "cases" in fields):
+        section.fail(f"{key}: option goes with a value, without set and cases; found {value!r}", key)
     if "otherwise" in fields and "size" not in fields:
         section.fail(f"{key}: otherwise needs a size; found {value!r}", key)
     cases = tuple(_case(section, key, case, fields["constant"]) for case in fields.pop("cases", ()))
@@ -97,7 +99,7 @@ _CONFIG_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "size": str, "times": int, "times_blocks": bool, "has": str, "unless": str, "layout": str,
     "value": (bool, int, float, str, list), "set": str, "above": (int, float), "at_least": (int, float),
     "at_most": str, "divides": str, "note": str, "cases": list, "why": str, "otherwise": str,
-    "trainer_config": (str, list), "words": dict,
+    "trainer_config": (str, list), "words": dict, "option": str,
 }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
     kinds = {kind for choice in table.choices for kind in choice.markers}
     axes = {str(f) for row in table.rows for t in row.expression.sources for d in t for p in d.terms for f in p}
     axes.add("layers")
-    options = {row.option for row in table.rows if row.option}
+    options = {name for row in table.rows for name in (row.option, row.unpermuted) if name}
     groups = {row.group for row in table.rows}
 
     def known(name: str, names: set[str], what: str, line: int) -> None:
@@ -190,6 +190,7 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
             known(axis, axes, "axis", line)
         known(rule.has, kinds, "kind", line)
         known(rule.unless, options, "option", line)
+        known(rule.option, options, "option", line)
         for case in rule.cases:
             known(case.when, kinds, "kind", line)
             for axis in case.sizes:

@@ -36,6 +36,7 @@ class MatchedRow:
       value: what becomes of the values, with the options that are on.
       source_place: the layer's full path in the source; empty for tensors that belong to no layer.
       target_place: the same in the target.
+      unpermuted: the option that left axes in the source's order; empty where they are as the row says.
     """
 
     row: TensorRow
@@ -45,6 +46,12 @@ class MatchedRow:
     value: ValueRule = COPY
     source_place: str = ""
     target_place: str = ""
+    unpermuted: str = ""
+
+    @property
+    def note(self) -> str:
+        """Why, for the report."""
+        return f"in the order of AXLearn ({option_flag(self.unpermuted)})" if self.unpermuted else self.row.note
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +262,13 @@ class _Matcher:
         for row in self.table.rows:
             if row.option and row.option not in self.options:
                 continue
+            own = row.expression.in_source_order() if row.unpermuted in self.options else row.expression
             if not row.in_layer:
                 if not row.when or row.when in self.kinds:
-                    result.append(self._place(row, "", "", row.expression))
+                    result.append(self._place(row, "", "", own))
             elif source and target:
                 target_at = STACK_AXIS if target.axis is None else target.axis
-                expression = row.expression.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target_at)
+                expression = own.with_axis(LAYER_AXIS, source_at=source.axis, target_at=target_at)
                 for block, found in enumerate(kinds):
                     if not row.when or row.when in found:
                         place = source.path.replace("{block}", str(block))
@@ -289,6 +297,7 @@ class _Matcher:
             value,
             join(prefixes[0], source) if source else "",
             join(prefixes[1], target) if target else "",
+            row.unpermuted if row.unpermuted in self.options else "",
         )
 
     def _cover(self, rows: Sequence[MatchedRow]) -> dict[str, DropRow]:

@@ -90,7 +90,7 @@ def read_tensor(section: Section) -> TensorRow:
     line = section.toml.line_of(section.name, section.index)
     axlearn, maxtext = section.texts("axlearn"), section.texts("maxtext")
     text = section.text("axes")
-    optional = {key: section.text(key, required=False) for key in ("group", "note", "when", "option")}
+    optional = {key: section.text(key, required=False) for key in ("group", "note", "when", "option", "unpermuted")}
     for path in maxtext:
         _target_path(section, path.removeprefix(LAYER_FIELD + "/"), "maxtext")
     if len(text) > MAX_EXPRESSION:
@@ -106,6 +106,8 @@ def read_tensor(section: Section) -> TensorRow:
     ):
         if len(paths) != len(tensors):
             section.fail(f"{side} names {len(paths)} tensors, its side of axes has {len(tensors)}", "axes", [text])
+    if optional["unpermuted"] and expression.in_source_order() == expression:
+        section.fail(f"unpermuted: the axes of {maxtext[0]} are in the source's order already", "unpermuted", [text])
     in_layer = {path.startswith(LAYER_FIELD + "/") for path in (*axlearn, *maxtext)}
     if len(in_layer) > 1 or any("{" in path.removeprefix(LAYER_FIELD) for path in (*axlearn, *maxtext)):
         section.fail("either all paths of a row start with {layer}/, or none; no other field can stand in them")

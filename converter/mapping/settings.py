@@ -237,9 +237,16 @@ def _missing_note(learner: Learner, flags: TrainingFlags) -> tuple[str, ...]:
     return (text,)
 
 
-def converted_keys(table: MappingTable, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What a conversion writes whatever the tensors are: the table's constants, changed by recorded settings."""
-    constants = {rule.key: rule.constant for rule in table.config if rule.constant is not None}
+def converted_keys(table: MappingTable, recorded: Mapping[str, Any], options: Collection[str] = ()) -> dict[str, Any]:
+    """What a conversion writes whatever the tensors are: the table's constants, changed by recorded settings.
+
+    Args:
+      table: the mapping table.
+      recorded: what was set.
+      options: those of the table that are on.
+    """
+    rules = (rule for rule in table.config if not rule.option or rule.option in options)
+    constants = {rule.key: rule.constant for rule in rules if rule.constant is not None}
     return {**constants, **_known(table, recorded, constants)}
 
 

@@ -107,6 +107,7 @@ class TensorRow:
       note: why, for the report.
       when: the kind of layer, or of model, that has the row; empty for all.
       option: the option that adds this row; empty for always. Such a row reads a source that another row consumes.
+      unpermuted: the option that leaves axes that share a dimension in the source's order; empty for none.
       value: what becomes of the values; a fit only with the option of its name.
       roles: what each target is in the model, see `roles`; empty where the table does not say.
       dtypes: dtypes that the source tensors may have.
@@ -126,6 +127,7 @@ class TensorRow:
     line: int
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
     update_scale: bool = False
+    unpermuted: str = ""
 
     @property
     def in_layer(self) -> bool:
@@ -204,6 +206,7 @@ class ConfigRule:
       trainer_config: patterns of the lines of a training's own configuration that hold the value, see `trained`; the
         first with a line counts.
       words: what texts in these lines mean; empty where they hold the value as it is.
+      option: the key is written with this option only; empty for always.
     """
 
     key: str
@@ -225,6 +228,7 @@ class ConfigRule:
     otherwise: str = ""
     trainer_config: tuple[str, ...] = ()
     words: Mapping[str, ConfigValue] = field(default_factory=dict)
+    option: str = ""
 
     @property
     def read_only(self) -> bool:
@@ -314,8 +318,13 @@ class MappingTable:
 
     @property
     def options(self) -> frozenset[str]:
-        """Names of the options that can be switched on: they add rows, or fit values."""
-        return self.fits | {row.option for row in self.rows if row.option}
+        """Names of the options that can be switched on: they add rows, leave axes in their order, or fit values."""
+        return self.fits | self.orders | {row.option for row in self.rows if row.option}
+
+    @property
+    def orders(self) -> frozenset[str]:
+        """Names of the options that leave axes in the source's order; no leaf shows them."""
+        return frozenset(row.unpermuted for row in self.rows if row.unpermuted)
 
     def states(self, options: Collection[str]) -> dict[str, bool | str]:
         """Every option with its state, as journals and receipts record it: on or off, and "fit" or "plain" of a fit.

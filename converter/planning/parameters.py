@@ -230,7 +230,7 @@ def report(
     rows.sort(key=lambda row: order.index(row.group))
     produced = {part for row in rows for path in row.targets for part in (stack_parts(path) or (path,))}
     extra = {path: shape for path, shape in (found or {}).items() if path not in produced}
-    keys = {**model_config(match), **converted_keys(match.table, known or {})}
+    keys = {**model_config(match), **converted_keys(match.table, known or {}, match.options)}
     per_token = source_arithmetic(match.table, keys).experts_per_token if match.table.arithmetic is not None else 0
     return ParameterReport(title, destination, match.table.name, tuple(rows), extra, _experts(match), per_token, notes)
 
@@ -270,7 +270,7 @@ def _row(row: MatchedRow, match: Match, shapes: Mapping[str, Shape], found: Mapp
         found_shapes=found_shapes,
         relation=relation(row, axis_map),
         axes=str(row.expression),
-        note=row.row.note,
+        note=row.note,
         source_parameters=0 if row.row.option else sum(math.prod(shapes[path]) for path in row.sources),
         target_parameters=sum(map(math.prod, counted)),
         added=bool(row.row.option),

@@ -306,7 +306,7 @@ def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> 
         option=row.row.option,
         stored_bytes=sum(source.stored_bytes.get(name, 0) for name in row.sources),
         group=row.row.group,
-        note=row.row.note,
+        note=row.note,
         source_place=row.source_place,
         target_place=row.target_place,
         tree=tree,

@@ -1,5 +1,6 @@
 """The source as the planner needs it: a committed step, the table that fits it, its arrays, its audited files."""
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +9,21 @@ from typing import Any
 from converter.arrays import Array, audit_chunks
 from converter.checkpoints import (
     ADAMW,
+    CONFIG_NAME,
     Checkpoint,
     Made,
     Optimizer,
     Target,
     TrainerConfig,
+    load_config,
     open_checkpoint,
     read_trainer_config,
     recorded_fits,
+    recorded_options,
+    same_value,
 )
 from converter.choices import SCANNED, TREES
-from converter.errors import MappingError, SourceError, UsageError
+from converter.errors import MappingError, SourceError, UsageError, VerificationError
 from converter.location import check_readable, locate
 from converter.mapping import (
     PARAMS,
@@ -45,7 +50,7 @@ from converter.planning.training_state import (
     moved,
     parameter_tree,
 )
-from converter.storage import storage_of
+from converter.storage import is_file, storage_of
 from converter.words import option_flag, shorten
 
 
@@ -287,7 +292,10 @@ def chosen_tree(given: str | None, made: Made, shown: str) -> str:
 
 
 def evident_options(match: Match, target: Target) -> frozenset[str]:
-    """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and recorded fits."""
+    """The mapping options that a checkpoint was evidently made with: those whose leaves it has, and what it records.
+
+    Its configuration decides over the order of axes where nothing is recorded.
+    """
     table = match.table
     added = {
         row.option
@@ -296,7 +304,25 @@ def evident_options(match: Match, target: Target) -> frozenset[str]:
         and (not row.when or row.when in match.kinds)
         and any(join(table.maxtext.prefix, path) in target.keys for path in row.maxtext)
     }
-    return recorded_fits(target.custom, table.fits) | added
+    return recorded_fits(target.custom, table.fits) | evident_orders(table, target) | added
+
+
+def evident_orders(table: MappingTable, target: Target) -> frozenset[str]:
+    """The options that left axes in AXLearn's order in a checkpoint, by its records or else by its configuration."""
+    recorded = recorded_options(target.custom, target.root)
+    if recorded is not None:
+        return recorded & table.orders
+    file = os.path.join(target.root, CONFIG_NAME)
+    try:
+        found = load_config(file, VerificationError) if is_file(file) else {}
+    except VerificationError:
+        return frozenset()  # that is told where the file itself is looked at
+    rules = {name: [rule for rule in table.config if rule.option == name] for name in table.orders}
+    return frozenset(
+        name
+        for name, own in rules.items()
+        if own and all(rule.key in found and same_value(found[rule.key], rule.constant) for rule in own)
+    )
 
 
 def evident_match(source: Source, target: Target) -> Match:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from converter.choices import COMPRESSORS, LAYOUTS, QK_NORMS, SERVING_DTYPES, STORES, TREES
+from converter.choices import COMPRESSORS, INTERLEAVED, LAYOUTS, QK_NORMS, ROPES, SERVING_DTYPES, STORES, TREES
 from converter.report.fields import (
     ANY_OBJECT,
     COUNT,
@@ -88,6 +88,10 @@ PAIRS = objects(
 )
 
 
+def _rope_order(options: Any) -> str:
+    return INTERLEAVED if INTERLEAVED in options.table else ROPES[0]
+
+
 def _dropped(plan: Any) -> list[tuple[str, Sequence[tuple[str, int | None]]]]:
     return list(plan.dropped.items())
 
@@ -102,6 +106,7 @@ PLAN_FIELDS = (
         "what shapes the result",
         Field("table", TEXTS, "options of the mapping table that are on", lambda options: sorted(options.table)),
         Field("untie", FLAG, "whether `untie` is one of them", lambda options: "untie" in options.table),
+        Field("rope", choice(*ROPES), "order of the rotated pairs in q and k", _rope_order),
         Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
         Field("store", choice(*STORES), "how leaves are stored"),
         Field("compress", choice(*COMPRESSORS), "how chunks that are rewritten are compressed"),
@@ -316,6 +321,7 @@ MODEL = record(
         Field("normalize_logits", FLAG, "tied logits are divided by the root of the width"),
         Field("epsilon", NUMBER, "of all norms"),
         Field("theta", NUMBER, "RoPE's base"),
+        Field("scaled_frequencies", FLAG, "RoPE's low frequencies are divided as Llama 3.1 does it"),
     ),
     Field("semantics_from", TEXT, "where that was read", "origin"),
     Field("notes", TEXTS, "remarks about the weights", "weights.notes"),
@@ -557,6 +563,7 @@ MAPPING = Record(
             Field("note", TEXT, "why; may be empty"),
             Field("when", optional(TEXT), "only in layers of this kind"),
             Field("option", optional(TEXT), "only with this option"),
+            Field("unpermuted", optional(TEXT), "the option that leaves axes in AXLearn's order"),
             source="rows",
         ),
         objects(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from converter.checkpoints import (
@@ -18,6 +18,7 @@ from converter.errors import VerificationError
 from converter.mapping import MODEL, TRAINING, MappingTable, training_keys
 from converter.storage import storage_of
 from converter.verification.result import Finding
+from converter.words import option_flag
 
 
 def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]:
@@ -40,7 +41,7 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
 
 
 def config_findings(
-    target: Target, expected: Mapping[str, Any], table: MappingTable
+    target: Target, expected: Mapping[str, Any], table: MappingTable, options: Collection[str] = ()
 ) -> tuple[list[Finding], list[str]]:
     """Compares maxtext.yml with the configuration that the weights need.
 
@@ -48,6 +49,7 @@ def config_findings(
       target: the checkpoint.
       expected: the effective configuration of the source, with what is recorded as set.
       table: the mapping table.
+      options: those of the table that the checkpoint was made with.
 
     Returns:
       Findings, and notes about keys whose value is the user's choice. A checkpoint that another program wrote has no
@@ -63,7 +65,23 @@ def config_findings(
     whole = whole_config(expected)
     required = {key: value for key, value in whole.items() if key not in open_keys}
     choices = {key: value for key, value in whole.items() if key in open_keys}
-    return _compare(found, required, choices, "these weights need", "the mapping says")
+    findings, notes = _compare(found, required, choices, "these weights need", "the mapping says")
+    return [*findings, *_foreign_keys(found, table, options)], notes
+
+
+def _foreign_keys(found: Mapping[str, Any], table: MappingTable, options: Collection[str]) -> list[Finding]:
+    """Keys that only weights converted with another option need."""
+    return [
+        _config_finding(
+            f"{rule.key} is {_json(found[rule.key])}, which is for weights converted with {option_flag(rule.option)}; "
+            "these were converted without it"
+        )
+        for rule in table.config
+        if rule.option
+        and rule.option not in options
+        and rule.key in found
+        and same_value(found[rule.key], rule.constant)
+    ]
 
 
 def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:

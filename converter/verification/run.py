@@ -126,7 +126,7 @@ def verify(
     findings = [*coverage.findings, *_value_findings(values, doctor)]
     findings += _structure_findings(plan, target)
     findings += metadata_findings(target, bool(plan.config["scan_layers"]))
-    config, config_notes = config_findings(target, plan.config, opened.match.table)
+    config, config_notes = config_findings(target, plan.config, opened.match.table, plan.options.table)
     findings += config
     # Orbax reads all leaves at once, and leaves its threads behind where one cannot be opened: that is known already.
     unopened = any(finding.check == "chunks" for finding in coverage.findings)

@@ -25,6 +25,7 @@ from converter.checkpoints.receipt import (
     read_receipt,
     read_records,
     recorded_fits,
+    recorded_options,
     recorded_settings,
     stored_record,
     write_receipt,
@@ -67,10 +68,13 @@ RECORD = {"kind": "stored", "xxh3": "0" * 32, "chunks": 4}
 def test_records_travel_in_the_custom_metadata() -> None:
     records = {"params.a": RECORD, "params.b": stored_record({})}
     entry = metadata_entry(
-        records, fits={"qk_norm": "fit"}, settings={"rope_max_timescale": 7}, tree="params", state=None
-    )
+        records, fits={"qk_norm": "fit"}, options={"untie": True, "other": False},
+        settings={"rope_max_timescale": 7}, tree="params", state=None,
+    )  # fmt: skip
     assert recorded_fits(entry, {"qk_norm", "other"}) == {"qk_norm"}
     assert recorded_settings(entry) == {"rope_max_timescale": 7}
+    assert recorded_options(entry, "") == {"untie"}
+    assert recorded_options({"ax2mt": {"settings": {}}}, "") == frozenset()  # of a version that had no such record
     assert (recorded_fits(None, {"qk_norm"}), recorded_settings({"ax2mt": []}), is_recorded({"ax2mt": {}})) == (
         frozenset(),
         {},

@@ -48,9 +48,11 @@ SOURCES: dict[str, Callable[[Path, Tensors], Path]] = {
 }
 
 
-def expected(name: str, layout: Layout, *, untie: bool = False, dtype: str | None = None) -> dict[str, np.ndarray]:
+def expected(
+    name: str, layout: Layout, *, untie: bool = False, dtype: str | None = None, interleaved: bool = False
+) -> dict[str, np.ndarray]:
     oracle = axlearn_checkpoint if name == "micro-hybrid" else families
-    leaves = oracle.expected_leaves(read_tensors(name), untie=untie)
+    leaves = oracle.expected_leaves(read_tensors(name), untie=untie, interleaved=interleaved)
     leaves = unscanned(leaves) if layout == "unscanned" else leaves
     return {path: values.astype(ml_dtypes.bfloat16) for path, values in leaves.items()} if dtype else leaves
 

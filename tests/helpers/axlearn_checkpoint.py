@@ -7,7 +7,7 @@ one zarr v2 array a tensor, zstd level 1, edge chunks padded.
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,13 @@ def envy_tensors(
     }
 
 
-def expected_leaves(tensors: Mapping[str, np.ndarray], *, untie: bool = False) -> dict[str, np.ndarray]:
+def expected_leaves(
+    tensors: Mapping[str, np.ndarray], *, untie: bool = False, interleaved: bool = False
+) -> dict[str, np.ndarray]:
     """MaxText's leaves of an Envy checkpoint, by plain numpy from the layouts of both programs.
 
-    Knows nothing of mapping tables: each tensor's layout is written out by hand.
+    Knows nothing of mapping tables: each tensor's layout is written out by hand; `interleaved` leaves rotary pairs as
+    they are.
     """
     embedding = tensors["model/decoder/emb/token_emb/weight"]
     leaves = {
@@ -94,12 +97,14 @@ def expected_leaves(tensors: Mapping[str, np.ndarray], *, untie: bool = False) -
             for path, value in tensors.items()
             if path.startswith(f"{STACK}/layer{number}/")
         }
-        for path, value in _expected_layer(layer).items():
+        for path, value in _expected_layer(layer, np.asarray if interleaved else halves).items():
             leaves[f"decoder/layers/layers_{number}/{path}"] = value
     return {f"params/params/{path}": np.ascontiguousarray(value) for path, value in leaves.items()}
 
 
-def _expected_layer(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _expected_layer(
+    layer: Mapping[str, np.ndarray], turned: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, np.ndarray]:
     qkv = layer["self_attention/attention/i_proj/i_proj/qkv_proj/weight"]
     out = layer["self_attention/attention/o_proj/weight"]
     heads = out.shape[2]
@@ -107,11 +112,11 @@ def _expected_layer(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     query, key, value = qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads], qkv[:, :, heads + kv_heads :]
     leaves = {
         "pre_self_attention_layer_norm/scale": layer["self_attention/norm/scale"].T,
-        "self_attention/query/kernel": halves(query).swapaxes(0, 1),
-        "self_attention/key/kernel": halves(key).swapaxes(0, 1),
+        "self_attention/query/kernel": turned(query).swapaxes(0, 1),
+        "self_attention/key/kernel": turned(key).swapaxes(0, 1),
         "self_attention/value/kernel": value.swapaxes(0, 1),
-        "self_attention/query_norm/scale": halves(layer["self_attention/attention/scale_query/norm/scale"]).T,
-        "self_attention/key_norm/scale": halves(layer["self_attention/attention/scale_key/norm/scale"]).T,
+        "self_attention/query_norm/scale": turned(layer["self_attention/attention/scale_query/norm/scale"]).T,
+        "self_attention/key_norm/scale": turned(layer["self_attention/attention/scale_key/norm/scale"]).T,
         "self_attention/out/kernel": out.transpose(2, 0, 3, 1),
     }
     simple = {

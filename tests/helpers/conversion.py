@@ -14,9 +14,10 @@ from converter.work import Silent
 REQUEST = ("jobs", "mapping", "overwrite", "fresh", "require_exact", "step", "settings")
 
 
-def make_options(*, untie: bool = False, qk_norm: str = "plain", **rest: Any) -> Options:
+def make_options(*, untie: bool = False, qk_norm: str = "plain", rope: str = "permuted", **rest: Any) -> Options:
     """Options as the command line names them."""
-    return Options(table=frozenset([*["untie"] * untie, *["qk_norm"] * (qk_norm == "fit")]), **rest)
+    named = {"untie": untie, "qk_norm": qk_norm == "fit", "interleaved": rope == "interleaved"}
+    return Options(table=frozenset(name for name, on in named.items() if on), **rest)
 
 
 def run(source: Path, target: Path, **options: Any) -> Result:

@@ -95,21 +95,24 @@ SIMPLE = {
 """Tensors whose layer axis moves from 0 to 1, and nothing else."""
 
 
-def expected_leaves(tensors: Mapping[str, np.ndarray], *, untie: bool = False) -> dict[str, np.ndarray]:
-    """MaxText's leaves: each tensor's layout is written out by hand."""
+def expected_leaves(
+    tensors: Mapping[str, np.ndarray], *, untie: bool = False, interleaved: bool = False
+) -> dict[str, np.ndarray]:
+    """MaxText's leaves: each tensor's layout is written out by hand; `interleaved` leaves rotary pairs as they are."""
+    turned = np.asarray if interleaved else halves
     embedding = tensors["model/decoder/emb/token_emb/weight"]
     head = tensors.get("model/decoder/lm_head/weight", embedding if untie else None)
     query, key, value = split_heads(tensors)
     layers = {
-        "self_attention/query/kernel": halves(query),
-        "self_attention/key/kernel": halves(key),
+        "self_attention/query/kernel": turned(query),
+        "self_attention/key/kernel": turned(key),
         "self_attention/value/kernel": value,
     }
     layers |= {new: tensors[f"{LAYER}/{old}"] for old, new in SIMPLE.items() if f"{LAYER}/{old}" in tensors}
     for side in ("query", "key"):
         scale = f"{LAYER}/self_attention/attention/scale_{side}/norm/scale"
         if scale in tensors:
-            layers[f"self_attention/{side}_norm/scale"] = halves(tensors[scale])
+            layers[f"self_attention/{side}_norm/scale"] = turned(tensors[scale])
     leaves = {f"decoder/layers/{path}": values.swapaxes(0, 1) for path, values in layers.items()}
     out = tensors[f"{LAYER}/self_attention/attention/o_proj/weight"]
     leaves["decoder/layers/self_attention/out/kernel"] = out.transpose(2, 0, 3, 1)

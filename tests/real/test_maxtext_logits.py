@@ -50,6 +50,17 @@ FORMS = {
 
 CASES |= FORMS
 
+INTERLEAVED = {
+    "interleaved-envy": ("micro-hybrid-qkpair", {"untie": True, "rope": "interleaved"}),
+    "interleaved-fuji": ("micro-fuji-gqa", {"rope": "interleaved", "layout": "unscanned"}),
+    "interleaved-honeycrisp": ("micro-honeycrisp-qkproduct", {"untie": True, "qk_norm": "fit", "rope": "interleaved"}),
+    "interleaved-gala": ("micro-gala", {"untie": True, "rope": "interleaved", "store": "ocdbt"}),
+    "interleaved-qwen": ("micro-qwen", {"rope": "interleaved"}),
+}
+"""Each family with its rotated pairs as AXLearn has them, for MaxText's other RoPE."""
+
+CASES |= INTERLEAVED
+
 PUBLISHED = (
     "fuji-7B-v1", "fuji-70B-v2", "fuji-1B-v3", "fuji-8B-v3-tiktoken", "fuji-405B-v3",
     "honeycrisp-3B", "gala-7B", "qwen3-30B-A3B",
@@ -204,7 +215,7 @@ def test_every_family_is_exact(case: str, loader: str, logits: MaxTextLogits) ->
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("case", FORMS)
+@pytest.mark.parametrize("case", [*FORMS, *INTERLEAVED])
 def test_every_form_is_exact(case: str, loader: str, logits: MaxTextLogits) -> None:
     limit = 3e-5 if "fuji" in CASES[case][0] else 1e-5
     assert difference(logits[case][loader], axlearn(CASES[case][0])) < limit

@@ -16,6 +16,7 @@ from converter.planning.options import Options
 from converter.work import Silent
 from tests.conftest import AXLEARN
 from tests.helpers import environments
+from tests.helpers.conversion import make_options
 
 pytestmark = [pytest.mark.maxtext, pytest.mark.timeout(1800)]
 
@@ -48,9 +49,11 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def work(maxtext_python: str, tied: Path) -> Path:
     """Where the one process with the real MaxText left what it found."""
+    interleaved = tied.parent / "interleaved"
+    convert(Request(str(AXLEARN / "micro-hybrid"), str(interleaved), make_options(rope="interleaved")), Silent())
     np.save(tied.parent / "ids.npy", np.load(AXLEARN / "micro-hybrid" / "logits.npz")["input_ids"])
     done = subprocess.run(
-        [maxtext_python, str(HELPER), str(environments.ROOT), str(tied.parent), str(tied)],
+        [maxtext_python, str(HELPER), str(environments.ROOT), str(tied.parent), str(tied), str(interleaved)],
         capture_output=True, text=True, cwd=tied.parent, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -62,9 +65,10 @@ def findings(work: Path) -> Mapping[str, Any]:
     return json.loads((work / "findings.json").read_text())
 
 
-def test_tied_logits_are_those_of_axlearn(work: Path) -> None:
+@pytest.mark.parametrize("checkpoint", ["tied", "interleaved"])
+def test_tied_logits_are_those_of_axlearn(checkpoint: str, work: Path) -> None:
     expected = np.load(AXLEARN / "micro-hybrid" / "logits.npz")["logits"]
-    with np.load(work / "tied.npz") as found:
+    with np.load(work / f"{checkpoint}.npz") as found:
         assert set(found.files) == {"load_params_from_path", "from_pretrained"}
         for loader in found.files:
             np.testing.assert_allclose(found[loader], expected, rtol=0, atol=1e-5)
