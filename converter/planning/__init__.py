@@ -15,7 +15,15 @@ from converter.planning.parameters import ParameterReport, ParameterRow, make_re
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
-from converter.planning.source import Source, chosen_tree, configure_source, evident_match, evident_options, open_source
+from converter.planning.source import (
+    Source,
+    check_options,
+    chosen_tree,
+    configure_source,
+    evident_match,
+    evident_options,
+    open_source,
+)
 from converter.planning.traffic import Traffic, estimate_traffic
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "Source",
     "Task",
     "Traffic",
+    "check_options",
     "choose_route",
     "chosen_tree",
     "configure_source",
