@@ -610,6 +610,13 @@ MAPPING = Record(
     (
         *TABLE_FIELDS,
         Field("options", TEXTS, "names for `--option`", lambda table: sorted(table.options)),
+        group(
+            "checked",
+            "versions of the frameworks in which `conform` found no difference",
+            Field("maxtext", TEXTS, "of MaxText"),
+            Field("axlearn", TEXTS, "of AXLearn, or commits"),
+            source="conformance",
+        ),
         objects(
             "tensors",
             "the rows",
