@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from converter.arguments import (
     CompareArguments,
+    ConformArguments,
     ConversionArguments,
     ConvertArguments,
     LogitsArguments,
@@ -32,6 +33,7 @@ from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NO
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
+    from converter.conformance import Conformance
     from converter.conversion import Result
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan
@@ -256,6 +258,40 @@ def parameters(
         options=_table_options(options),
         tree=options["tree"],
         layout=options["layout"],
+    )
+
+
+@documented
+def conform(
+    source: Annotated[Path | None, Option("AXLearn step or trainer directory.", metavar="[SRC]")] = None,
+    **options: Unpack[ConformArguments],
+) -> "Conformance":
+    """Compares the mapping with MaxText and AXLearn as they are installed: leaves, shapes, dtypes and flags.
+
+    Without a source, a model or a configuration, every published size is compared. Differences are not an error: the
+    result's `ok` is false.
+
+    Raises:
+      UsageError: arguments contradict each other, or an interpreter lacks its framework.
+      SourceError: the source cannot be read.
+      MappingError: no mapping table fits, or there is no such model.
+      VerificationError: a framework gives no answer.
+    """
+    from converter.conformance import ConformRequest
+    from converter.conformance import conform as run
+
+    return run(
+        ConformRequest(
+            source=_optional(source),
+            model=options["model"],
+            maxtext=_optional(options["maxtext"]),
+            axlearn=_optional(options["axlearn"]),
+            config=options["config"],
+            step=options["step"],
+            mapping=_optional(options["mapping"]),
+            options=_table_options(options["untie"], options["option"]),
+            settings=tuple(_settings(options["set"])),
+        )
     )
 
 

@@ -124,6 +124,18 @@ class ParameterArguments(TableArguments, total=False):
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
 
 
+class ConformArguments(SourceArguments, total=False):
+    """What `conform` takes."""
+
+    untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
+    option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
+    set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]
+    model: Annotated[str | None, Option("A published size.", metavar="NAME")]
+    maxtext: Annotated[Path | None, Option("The Python of an environment with MaxText.", metavar="PYTHON")]
+    axlearn: Annotated[Path | None, Option("The Python of an environment with AXLearn.", metavar="PYTHON")]
+    config: Annotated[str | None, Option("AXLearn's: NAME, MODULE:NAME or FILE.py:NAME.", metavar="NAME")]
+
+
 class VerifyArguments(SourceArguments, total=False):
     """What `verify` takes."""
 

@@ -62,7 +62,7 @@ from converter.checkpoints.train_state import (
     Optimizer,
     step_directory,
 )
-from converter.checkpoints.trainer_config import TrainerConfig, read_trainer_config
+from converter.checkpoints.trainer_config import TrainerConfig, parse_trainer_config, read_trainer_config
 
 __all__ = [
     "ADAMW",
@@ -111,6 +111,7 @@ __all__ = [
     "open_checkpoint",
     "open_target",
     "orbax_problems",
+    "parse_trainer_config",
     "read_receipt",
     "read_records",
     "read_trainer_config",

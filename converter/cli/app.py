@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints. Heavy imports happen inside the commands, so that --help is quick.
 
-What commands share is in `command`, `options` and `output`; `verify`, which is several commands in one, in `verify`.
+What commands share is in `command`, `options` and `output`; commands that are more than a call, in modules of their
+own.
 """
 
 import os
@@ -14,6 +15,7 @@ import typer
 
 from converter import api
 from converter.cli.command import Command, Invocation
+from converter.cli.conform import conform
 from converter.cli.interrupts import Interrupts
 from converter.cli.options import shows
 from converter.cli.output import fail_unless, report_error, show, timed
@@ -69,6 +71,7 @@ def plan(context: typer.Context, result: "Plan") -> None:
 
 
 command()(verify)
+command()(conform)
 
 
 @command()

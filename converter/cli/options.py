@@ -9,6 +9,10 @@ import typer
 from converter.arguments import Option, arguments
 from converter.cli.output import progress
 
+JUnitFile = Annotated[
+    str | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, a test case for each leaf.")
+]
+
 
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments and options of a function of `api`, as Typer reads them."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from converter import api
-from converter.cli.options import call, options_of, with_options
+from converter.cli.options import JUnitFile, call, options_of, with_options
 from converter.cli.output import fail_unless, show, timed
+from converter.cli.result_file import ResultFile
 from converter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,19 +27,26 @@ def own_options(
     compare_logits: Annotated[
         bool, typer.Option("--logits", help="Compare the models' logits instead of the bits.")
     ] = False,
+    junit: JUnitFile = None,
 ) -> None:
     """What the command has beside the options of both functions, or in their place."""
 
 
-def verify(context: typer.Context, compare_logits: bool, **given: Any) -> None:
+def verify(context: typer.Context, compare_logits: bool, junit: str | None, **given: Any) -> None:
     """Compare a MaxText checkpoint with its source, or with the digests it carries."""
     if not compare_logits:
         _refuse(context, LOGITS.keys() - BITS.keys(), "without --logits")
-        _show_bits(context, call(api.verify, context, {name: given[name] for name in BITS}))
+        with ResultFile("--junit", junit) as file:
+            result = timed(call(api.verify, context, {name: given[name] for name in BITS}))
+            if junit is not None:
+                from converter.report.junit import verification_suites
+
+                file.write(verification_suites(result))
+        _show_bits(context, result)
         return
     if given["destination"] is None:
         raise UsageError("--logits compares two complete checkpoints: verify SRC DST --logits")
-    _refuse(context, BITS.keys() - LOGITS.keys(), "with --logits")
+    _refuse(context, (BITS.keys() | {"junit"}) - LOGITS.keys(), "with --logits")
     _show_logits(context, call(api.compare_logits, context, {name: given[name] for name in LOGITS}))
 
 
@@ -62,7 +70,7 @@ def _show_bits(context: typer.Context, result: "Verification") -> None:
     from converter.report.documents import VERIFY
     from converter.report.verify import print_verification
 
-    show(context, VERIFY, timed(result), print_verification)
+    show(context, VERIFY, result, print_verification)
     count = len(result.findings)
     fail_unless(result.ok, context, f"{result.destination}: verification failed with {count} findings")
 

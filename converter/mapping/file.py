@@ -18,6 +18,7 @@ from converter.mapping.config_rows import read_config, read_expected
 from converter.mapping.rows import (
     read_arithmetic,
     read_choice,
+    read_conformance,
     read_drop,
     read_learner,
     read_model,
@@ -25,7 +26,7 @@ from converter.mapping.rows import (
     read_tensor,
     read_tree,
 )
-from converter.mapping.table import MappingTable, TensorRow
+from converter.mapping.table import ConformanceRules, MappingTable, TensorRow
 from converter.mapping.toml import Fault, Section, TomlText, suggestion
 
 _Part = TypeVar("_Part")
@@ -110,6 +111,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
     arithmetic = _guarded(read_arithmetic, top.subtable("arithmetic"))
     learner, optimizer = _guarded(read_learner, top.subtable("learner")) or ({}, "")
     expected = _guarded(read_expected, top.subtable("trainer_config")) or ()
+    conformance = _guarded(read_conformance, top.subtable("conformance"))
     name, title = top.text("name"), top.text("title", required=False)
     groups = _read_groups(top)
     top.no_more()
@@ -135,6 +137,7 @@ def _read_table(toml: TomlText, content: dict[str, Any], digest: str) -> Mapping
         learner=learner,
         optimizer=optimizer,
         expected=expected,
+        conformance=conformance or ConformanceRules(),
     )
 
 

@@ -15,6 +15,7 @@ from converter.mapping.table import (
     WEIGHT_DTYPES,
     ArithmeticRule,
     Choice,
+    ConformanceRules,
     DropRow,
     LayerLayout,
     Marker,
@@ -191,7 +192,8 @@ def read_model(section: Section) -> PublishedModel:
     kinds = section.take("kinds", list, "a list of kinds", [])
     learner = section.take("learner", dict, "a table of the learner's constants", {})
     _check_learner(section, learner, "learner")
-    return PublishedModel(section.text("name"), tuple(map(str, kinds)), sizes, learner)
+    name, maxtext = section.text("name"), section.text("maxtext", required=False)
+    return PublishedModel(name, tuple(map(str, kinds)), sizes, learner, maxtext)
 
 
 def read_learner(section: Section) -> tuple[Mapping[str, Number], str]:
@@ -201,6 +203,20 @@ def read_learner(section: Section) -> tuple[Mapping[str, Number], str]:
     constants = {key: section.values.pop(key) for key in list(section.values)}
     _check_learner(section, constants)
     return constants, optimizer
+
+
+def read_conformance(section: Section) -> ConformanceRules:
+    """[conformance]: what is compared with the installed frameworks beside the tensors."""
+    lists = {name: section.texts(name) for name in ("maxtext", "axlearn", "trainers") if name in section.values}
+    defaults = section.take("defaults", dict, "a table of keys with their default", {})
+    for key, value in defaults.items():
+        if not is_constant(value):
+            section.fail(f"defaults: {key} must be a number, a text, true or false, or a list of texts", key)
+    consequences = section.take("consequences", dict, "a table of keys with a text each", {})
+    for key, text in consequences.items():
+        if not isinstance(text, str) or not text:
+            section.fail(f"consequences: {key} must be a text, found {text!r}", key)
+    return ConformanceRules(**lists, defaults=defaults, consequences=consequences)
 
 
 def _check_learner(section: Section, constants: Mapping[str, object], key: str = "") -> None:

@@ -270,12 +270,40 @@ class ArithmeticRule:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A published size of the family: kinds of its layers and of itself, the size of each axis, and its own learner."""
+    """A published size of the family.
+
+    Attributes:
+      name: AXLearn's or MaxText's name for it.
+      kinds: kinds of its layers and of itself.
+      sizes: the size of each axis.
+      learner: constants of the learner that are its own.
+      maxtext: MaxText's own `model_name` for it; empty where MaxText publishes no configuration.
+    """
 
     name: str
     kinds: tuple[str, ...]
     sizes: Mapping[str, int]
     learner: Mapping[str, Number] = field(default_factory=dict)
+    maxtext: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformanceRules:
+    """What `conform` compares beside the tensors, and what the table was compared with before.
+
+    Attributes:
+      maxtext: versions of MaxText in which no difference was found.
+      axlearn: versions or commits of AXLearn, likewise.
+      trainers: modules of AXLearn with the family's named configurations; the first that has a name counts.
+      defaults: keys that maxtext.yml leaves to MaxText, with the default that the weights rely on.
+      consequences: key of MaxText's configuration to what another value of it does to the weights.
+    """
+
+    maxtext: tuple[str, ...] = ()
+    axlearn: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
+    defaults: Mapping[str, ConfigValue] = field(default_factory=dict)
+    consequences: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +319,7 @@ class MappingTable:
       learner: constants of the learner that trained the family's models, by the names of `learner.BOUNDS`.
       optimizer: the optimizer that trained them, where MaxText has none like it; empty for AdamW.
       expected: what a training's own configuration has to say beside the keys of [config].
+      conformance: what is compared with the installed frameworks beside the tensors.
     """
 
     name: str
@@ -310,6 +339,7 @@ class MappingTable:
     learner: Mapping[str, Number] = field(default_factory=dict)
     optimizer: str = ""
     expected: tuple[Expected, ...] = ()
+    conformance: ConformanceRules = field(default_factory=ConformanceRules)
 
     @property
     def fits(self) -> frozenset[str]:

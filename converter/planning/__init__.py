@@ -17,6 +17,7 @@ from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
 from converter.planning.source import (
     Source,
+    check_options,
     chosen_tree,
     configure_source,
     evident_match,
@@ -46,6 +47,7 @@ __all__ = [
     "Source",
     "Task",
     "Traffic",
+    "check_options",
     "choose_route",
     "chosen_tree",
     "configure_source",

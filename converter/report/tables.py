@@ -22,6 +22,9 @@ def print_mappings(tables: list[MappingTable], console: Console) -> None:
 def print_mapping(table: MappingTable, console: Console) -> None:
     """All rows of a table."""
     console.print(f"{table.name}: {table.title}")
+    for framework, versions in (("MaxText", table.conformance.maxtext), ("AXLearn", table.conformance.axlearn)):
+        if versions:
+            console.print(f"checked with {framework} {', '.join(versions)}")
     console.print(f"below {table.axlearn.prefix}/ and {table.maxtext.prefix}/; a layer lives at")
     for side in (table.axlearn, table.maxtext):
         for layout in side.layers:

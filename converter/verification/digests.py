@@ -108,6 +108,7 @@ def verify_digests(
         cast=None,
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
+        paths=tuple(array.path for array in run.arrays),
     )
 
 

@@ -66,6 +66,7 @@ class Verification:
       cast: errors of the cast; None where no leaf was cast.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
+      paths: the leaves that were compared.
     """
 
     method: str
@@ -82,6 +83,7 @@ class Verification:
     cast: CastReport | None
     seconds: float
     peak_memory: int
+    paths: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

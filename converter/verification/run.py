@@ -149,6 +149,7 @@ def verify(
         cast=_cast_report(dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
+        paths=tuple(compared),
     )
 
 
