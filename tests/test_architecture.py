@@ -40,8 +40,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The proofs never import what they prove.
     "verification": ("axes", "storage", "arrays", "mapping", "checkpoints", "planning"),
     "forward": ("axes", "storage", "arrays", "mapping", "checkpoints", "planning"),
+    # Calls both proofs and keeps what they find.
+    "evidence": ("storage", "mapping", "checkpoints", "planning", "verification", "forward"),
     # Prints finished values; their types come from every package that makes one.
-    "report": ("arrays", "mapping", "checkpoints", "planning", "conversion", "verification", "forward"),
+    "report": ("arrays", "mapping", "checkpoints", "planning", "conversion", "verification", "forward", "evidence"),
 }
 """For each package those that it may import, beside HELPERS: only what stands above it."""
 
