@@ -1,4 +1,4 @@
-"""All that is known of a converted checkpoint, gathered into one value: counts, bits, function, configuration, digests."""
+"""All that is known of a converted checkpoint as one value: counts, bits, function, configuration, digests."""
 
 from converter.evidence.configuration import ConfigKey
 from converter.evidence.digests import FileDigest, LeafDigest, Receipt

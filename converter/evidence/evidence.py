@@ -117,6 +117,6 @@ class Evidence:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against the checkpoint: counts, shapes, bits, and the logits where they were wanted."""
+        """Whether counts, shapes and bits agree, and the logits where they were wanted."""
         logits = not self.logits_problem and (self.logits is None or self.logits.passed)
         return self.parameters.equivalent and self.bits.ok and logits
