@@ -176,6 +176,7 @@ FILES_OF_ITS_OWN = {
     "forward/tokens.py": "a user's tokens",
     "forward/run.py": "the file of logits, --out",
     "report/json_page.py": "docs/json.md",
+    "cli/output_file.py": "the page of a report, --html",
     "checkpoints/orbax_commit.py": "hands a local directory to Orbax, which knows no storage of ours",
 }
 """Modules outside of `storage` that open files: what they open is no part of a checkpoint, with one exception."""

@@ -69,9 +69,7 @@ def _report_of_logits(request: Request) -> list[str]:
     flags = {"kl_max": "--max-kl", "max_abs": "--max-difference", "top1": "--min-top1"}
     usual = {"kl_max": DEFAULT_KL, "top1": 0.0}
     settings = [word for setting in request.settings for word in ("--set", setting)]
-    limits = [
-        word for name, limit in request.limits if limit != usual.get(name) for word in (flags[name], str(limit))
-    ]
+    limits = [word for name, limit in request.limits if limit != usual.get(name) for word in (flags[name], str(limit))]
     return [
         "--logits",
         *_option("--tokens", request.tokens),

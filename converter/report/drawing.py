@@ -93,7 +93,7 @@ class Picture:
           description: what it shows, for those who hear it.
         """
         labels = f"{name}-title {name}-description"
-        self._drawing = drawsvg.Drawing(WIDTH, height, id_prefix=name, class_=f"plot {name}", role="img")
+        self._drawing = drawsvg.Drawing(WIDTH, height, id_prefix=name, class_=f"plot plot-{name}", role="img")
         self._drawing.svg_args["aria-labelledby"] = labels
         self._drawing.append(drawsvg.Title(printable(title), id=f"{name}-title"))
         self._drawing.append(_Description(printable(description), id=f"{name}-description"))
@@ -127,7 +127,7 @@ class Picture:
 
     def svg(self) -> str:
         """The picture as an element of an HTML page."""
-        return self._drawing.as_svg(header="", skip_js=True, skip_css=True)
+        return str(self._drawing.as_svg(header="", skip_js=True, skip_css=True))
 
     def _mark(self, mark: drawsvg.DrawingBasicElement, tip: str) -> None:
         if tip:

@@ -6,6 +6,7 @@ The page's own content security policy allows its one style sheet and its one sc
 
 import base64
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,13 @@ from markupsafe import Markup
 
 from converter.evidence import FAILED, PASSED, Evidence
 from converter.forward import EQUAL
-from converter.json_text import json_text
 from converter.planning import ParameterReport, ParameterRow
 from converter.report.console import shape_text
+from converter.report.plan import plural
 from converter.report.plots import cause_plot, mismatch_plot, parameter_plot, position_plots
 from converter.report.proofs import (
     GroupSum,
     figures,
-    found_shape,
     group_sums,
     notes,
     origin_counts,
@@ -30,9 +30,13 @@ from converter.report.proofs import (
     summary,
     title,
 )
+from converter.report.verify import found_shape
 from converter.words import format_size, printable
 
 STYLE, SCRIPT, TEMPLATE = "style.css", "script.js", "report.html.jinja"
+
+OWN_PARTS = 3
+"""Parts of a path that tell it from its neighbours, such as self_attention/query/kernel."""
 
 MOST_FINDINGS = 500
 """Findings that the page shows; JSON has all of them."""
@@ -71,7 +75,15 @@ def html_page(evidence: Evidence) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": "{:,}".format, "json": _one_line, "size": format_size, "shape": shape_text}
+    environment.filters |= {
+        "count": "{:,}".format,
+        "json": _one_line,
+        "code": _with_code,
+        "path": _path,
+        "plural": plural,
+        "size": format_size,
+        "shape": shape_text,
+    }
     style, script = (_file(environment, name) for name in (STYLE, SCRIPT))
     return environment.get_template(TEMPLATE).render(
         **_content(evidence), style=Markup(style), script=Markup(script), policy=_policy(style, script)
@@ -141,7 +153,25 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def _one_line(value: Any) -> str:
-    return " ".join(json_text(value).split())
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _with_code(text: str) -> Markup:
+    """A text in which what is between backticks is code."""
+    parts = printable(text).split("`")
+    if len(parts) % 2 == 0:
+        return Markup.escape(printable(text))
+    marked = (Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts))
+    return Markup("").join(marked)
+
+
+def _path(text: str) -> Markup:
+    """A path that lines break at its slashes, its last parts more visible than the directory that many share."""
+    parts = printable(text).split("/")
+    above, own = parts[:-OWN_PARTS], parts[-OWN_PARTS:]
+    directory = Markup("/<wbr>").join([*above, ""])
+    name = Markup("/<wbr>").join(own)
+    return Markup("<span>{}</span>{}").format(directory, name) if above else name
 
 
 def _file(environment: jinja2.Environment, name: str) -> str:

@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, WIDTH - 10.0, 14.0, 34.0
 
 
 def parameter_plot(report: ParameterReport, groups: Sequence[GroupSum]) -> str:
-    """Bars of the parameters of each part of the model, experts apart; with experts, of what one token meets as well."""
+    """Bars of the parameters of each part of the model, experts apart, and of what one token meets."""
     rows = [(group.name, group.experts, group.source - group.experts) for group in groups if group.source]
     if report.experts:
         rest, active = report.source_total - report.expert_total, report.active_total
@@ -76,7 +76,7 @@ def position_plots(result: LogitsComparison) -> list[tuple[str, str]]:
     return [
         ("Largest absolute and relative difference", _by_position(
             result, "distance", "Difference of the logits by position",
-            [("largest absolute", "mark second", lambda d: d.max_abs), ("relative", "mark first", lambda d: d.relative)],
+            [("absolute", "mark second", lambda d: d.max_abs), ("relative", "mark first", lambda d: d.relative)],
         )),
         ("Kullback-Leibler divergence: worst token and mean, in nats", _by_position(
             result, "divergence", "Kullback-Leibler divergence by position",
@@ -92,7 +92,9 @@ def position_plots(result: LogitsComparison) -> list[tuple[str, str]]:
 def cause_plot(result: LogitsComparison) -> str:
     """A waterfall: what each known difference contributes to the relative difference, one undone after the other."""
     bars = [("as it is", 0.0, result.difference.relative, "mark total")]
-    bars += [(f"without: {step.name}", step.after.relative, step.before.relative, "mark first") for step in result.steps]
+    bars += [
+        (f"without: {step.name}", step.after.relative, step.before.relative, "mark first") for step in result.steps
+    ]
     bars.append(("what remains", 0.0, result.remaining.relative, "mark total"))
     words = "; ".join(f"{name} {low:.2e} to {high:.2e}" for name, low, high, _ in bars)
     height = ROW * len(bars) + 30
@@ -103,13 +105,13 @@ def cause_plot(result: LogitsComparison) -> str:
     for value, label in scale.ticks:
         picture.line(scale(value), 0, scale(value), bottom)
         picture.text(label, scale(value), bottom + 16, "tick", anchor="middle")
+    picture.line(scale(EQUAL), 0, scale(EQUAL), bottom, "limit")
     for number, (name, low, high, kind) in enumerate(bars):
         y, left, right = number * ROW, scale(low), scale(high)
         shown = f"{high:.2g}" if kind == "mark total" else f"{high:.2g} to {low:.2g}"
         picture.text(name, 4, y + 13)
         picture.text(shown, WIDTH, y + 13, "label value", anchor="end")
         picture.bar(left, y + 19, right - left, 10, kind, f"{name}: {shown}")
-    picture.line(scale(EQUAL), 0, scale(EQUAL), bottom, "limit")
     return picture.svg()
 
 

@@ -8,7 +8,6 @@ from rich.console import Console
 from converter.evidence import CAUTION, FAILED, OPEN, PASSED, Evidence
 from converter.forward import DIFFERENT_VERDICT, EQUAL_VERDICT
 from converter.planning import ParameterReport, ParameterRow
-from converter.report.console import shape_text
 from converter.report.logits import verdict_lines
 from converter.report.plan import fidelity_lines, plural
 from converter.words import format_size, printable
@@ -56,15 +55,15 @@ class GroupSum:
 def title(evidence: Evidence) -> str:
     """The verdict in two or three words."""
     if not evidence.passed:
-        return "Not equivalent"
+        equal = evidence.bits.ok and evidence.parameters.equivalent and evidence.bits.sample is None
+        return "Equal weights, different logits" if equal and evidence.logits is not None else "Not equivalent"
     return "Equivalent" if evidence.bits.sample is None else "No difference found"
 
 
 def summary(evidence: Evidence) -> str:
     """The verdict in one or two sentences."""
-    if not evidence.passed:
-        return " ".join(_failures(evidence))
-    return " ".join(filter(None, (_bits_summary(evidence), _logits_summary(evidence))))
+    lines = [_bits_summary(evidence)] if evidence.bits.ok and evidence.parameters.equivalent else []
+    return " ".join([*lines, *(_failures(evidence) or filter(None, [_logits_summary(evidence)]))])
 
 
 def proofs(evidence: Evidence, *, figures: str) -> list[Proof]:
@@ -127,15 +126,6 @@ def count_leaves(rows: Iterable[ParameterRow]) -> int:
     return sum(len(row.targets) for row in rows)
 
 
-def found_shape(row: ParameterRow, number: int) -> str:
-    """A leaf's shape as planned, and what was found where that is another one."""
-    planned = shape_text(row.target_shapes[number])
-    if not row.found_shapes or row.found_shapes[number] == row.target_shapes[number]:
-        return planned
-    found = row.found_shapes[number]
-    return f"{'missing' if found is None else shape_text(found)} (expected {planned})"
-
-
 def origin_counts(evidence: Evidence) -> list[tuple[str, int]]:
     """How many keys of maxtext.yml come from where, the origins shortened to what keys have in common."""
     counts: dict[str, int] = {}
@@ -151,22 +141,58 @@ def notes(evidence: Evidence) -> list[str]:
     return list(dict.fromkeys(map(printable, found)))
 
 
-def print_evidence(evidence: Evidence, console: Console, *, file: str = "", size: int = 0) -> None:
-    """The verdict, each proof, and the page that was written.
-
-    Args:
-      evidence: the evidence.
-      console: where to print.
-      file: the page; empty without one.
-      size: its bytes.
-    """
+def print_evidence(shown: "Shown", console: Console) -> None:
+    """The verdict, each proof, and the page that was written."""
+    evidence = shown.evidence
     console.print(f"{printable(evidence.destination)} against {printable(evidence.source)} (step {evidence.plan.step})")
-    for proof in proofs(evidence, figures="--html and --markdown show them"):
+    for proof in shown.proofs:
         for number, line in enumerate(proof.lines):
             start = f"{MARKS[proof.state]:<6}  {proof.name:<13}" if number == 0 else " " * 21
             console.print(f"{start}  {line}")
-    console.print(f"{title(evidence)}: {summary(evidence)}")
-    console.print(f"Wrote {file} ({format_size(size)})." if file else "Nothing written (--html FILE, or --markdown).")
+    console.print(f"{shown.title}: {shown.summary}")
+    wrote = f"Wrote {shown.html} ({format_size(shown.html_bytes)})"
+    told = wrote if shown.html else "Nothing written (--html FILE, or --markdown)"
+    console.print(f"{told}; {evidence.seconds:.1f} s, peak memory {format_size(evidence.peak_memory)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Evidence with what is said of it: what `ax2mt report` prints.
+
+    Attributes:
+      evidence: the evidence.
+      html: the page that was written; empty without one.
+      html_bytes: its size.
+    """
+
+    evidence: Evidence
+    html: str = ""
+    html_bytes: int = 0
+
+    @property
+    def title(self) -> str:
+        """The verdict in two or three words."""
+        return title(self.evidence)
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one or two sentences."""
+        return summary(self.evidence)
+
+    @property
+    def proofs(self) -> list[Proof]:
+        """Each proof and what came of it."""
+        return proofs(self.evidence, figures="--html and --markdown show them")
+
+    @property
+    def groups(self) -> list[GroupSum]:
+        """The parameters by part of the model."""
+        return group_sums(self.evidence.parameters)
+
+    @property
+    def notes(self) -> list[str]:
+        """What else there is to know."""
+        return notes(self.evidence)
 
 
 def _failures(evidence: Evidence) -> list[str]:
@@ -214,7 +240,9 @@ def _parameters_proof(report: ParameterReport) -> Proof:
     if not report.destination:
         lines.append("A leaf of the checkpoint cannot be opened: these are the planned shapes.")
     elif wrong or report.extra:
-        lines.append(f"{plural(wrong, 'row')} of other shapes, {plural(len(report.extra), 'extra leaf', 'extra leaves')}.")
+        lines.append(
+            f"{plural(wrong, 'row')} of other shapes, {plural(len(report.extra), 'extra leaf', 'extra leaves')}."
+        )
     else:
         lines.append(f"All {count_leaves(report.rows):,} leaves have the planned shapes.")
     state = FAILED if not report.equivalent else PASSED if report.destination else CAUTION
