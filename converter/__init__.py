@@ -4,12 +4,33 @@ The public functions are loaded when they are first used; see docs/api.md. Nothi
 loads this package before its import path is in order, see `launch`.
 """
 
-__all__ = ["compare_logits", "conform", "convert", "errors", "inspect", "logits", "parameters", "plan", "verify"]
+__all__ = [
+    "compare_logits",
+    "conform",
+    "convert",
+    "errors",
+    "gather_evidence",
+    "inspect",
+    "logits",
+    "parameters",
+    "plan",
+    "verify",
+]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from converter import errors
-    from converter.api import compare_logits, conform, convert, inspect, logits, parameters, plan, verify
+    from converter.api import (
+        compare_logits,
+        conform,
+        convert,
+        gather_evidence,
+        inspect,
+        logits,
+        parameters,
+        plan,
+        verify,
+    )
     from converter.version import __version__ as __version__
 
 

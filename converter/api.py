@@ -18,6 +18,7 @@ from converter.arguments import (
     ConformArguments,
     ConversionArguments,
     ConvertArguments,
+    EvidenceArguments,
     LogitsArguments,
     Option,
     ParameterArguments,
@@ -27,14 +28,16 @@ from converter.arguments import (
     SourcePath,
     TableArguments,
     VerifyArguments,
+    arguments,
     documented,
 )
-from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NORMS, ROPES
+from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NORMS, ROPES, CastDtype
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
     from converter.conformance import Conformance
     from converter.conversion import Result
+    from converter.evidence import Evidence
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan
     from converter.verification import Verification
@@ -136,10 +139,8 @@ def verify(
     from converter.verification import verify as compare
     from converter.verification import verify_digests
 
-    step, mapping, dtype, sample = options["step"], _optional(options["mapping"]), options["dtype"], options["sample"]
-    tree = options["tree"]
-    if dtype is not None and dtype not in CAST_DTYPES:
-        raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
+    step, mapping, sample = options["step"], _optional(options["mapping"]), options["sample"]
+    tree, dtype = options["tree"], _cast_dtype(options)
     progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
     if destination is None:
         if (step, mapping, tree, dtype, sample) != (None,) * 5:
@@ -192,9 +193,7 @@ def compare_logits(
         norm_after=options["norm_after_rope"],
     )
     tokens = choose_tokens(_optional(options["tokens"]), models[0].weights.vocabulary)
-    limits = [("kl_max", options["max_kl"]), ("top1", options["min_top1"])]
-    if options["max_difference"] is not None:
-        limits.append(("max_abs", options["max_difference"]))
+    limits = _limits(options)
     with closing(options["progress"] or _silent()) as progress:
         explain = options["explain"]
         return compare(*models, tokens, budget=memory, limits=limits, explain=explain, progress=progress)
@@ -296,6 +295,48 @@ def conform(
 
 
 @documented
+def gather_evidence(
+    source: SourcePath,
+    destination: Annotated[Path, Option("The MaxText checkpoint.", metavar="DST")],
+    **options: Unpack[EvidenceArguments],
+) -> "Evidence":
+    """Gathers counts, shapes, bits, logits, configuration and digests of a checkpoint: `ax2mt report`.
+
+    What differs is not an error: the result's `passed` is false.
+
+    Raises:
+      UsageError: arguments contradict each other, or `max_memory` is too small.
+      SourceError: the source cannot be read.
+      DestinationError: the destination is not a local path, or is an AXLearn checkpoint.
+      MappingError: no mapping table fits, or, with `logits`, it does not say what its model computes with.
+      VerificationError: there is no checkpoint, or its tree cannot be read.
+    """
+    from converter.evidence import Request, gather
+
+    if not options["logits"]:
+        _refuse_options_of_logits(options)
+    request = Request(
+        source=os.fspath(source),
+        destination=os.fspath(destination),
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        tree=options["tree"],
+        dtype=_cast_dtype(options),
+        sample=options["sample"],
+        decode=options["decode"],
+        max_memory=_bytes(options["max_memory"]) if options["max_memory"] is not None else None,
+        jobs=_jobs(options["jobs"]),
+        logits=options["logits"],
+        tokens=_optional(options["tokens"]),
+        settings=tuple(_settings(options["set"])),
+        norm_after_rope=options["norm_after_rope"],
+        limits=tuple(_limits(options)),
+        explain=options["explain"],
+    )
+    return gather(request, options["progress"] or _silent())
+
+
+@documented
 def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH")]) -> "Inspection":
     """Identifies a checkpoint and lists its contents; what cannot be read is reported as such.
 
@@ -305,6 +346,31 @@ def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH
     from converter.checkpoints import inspect as look
 
     return look(os.fspath(path))
+
+
+def _refuse_options_of_logits(given: EvidenceArguments) -> None:
+    """Refuses values that would have no effect."""
+    from converter.errors import UsageError
+
+    usual = {parameter.name: parameter.default for parameter in arguments(compare_logits)}
+    idle = usual.keys() - {parameter.name for parameter in arguments(verify)}
+    flags = [f"--{name.replace('_', '-')}" for name in sorted(idle) if given.get(name) != usual[name]]
+    if flags:
+        raise UsageError(f"{', '.join(flags)} cannot be used without --logits")
+
+
+def _cast_dtype(given: VerifyArguments) -> CastDtype | None:
+    from converter.errors import UsageError
+
+    dtype = given["dtype"]
+    if dtype is not None and dtype not in CAST_DTYPES:
+        raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
+    return dtype
+
+
+def _limits(given: CompareArguments) -> list[tuple[str, float]]:
+    limits = [("kl_max", given["max_kl"]), ("top1", given["min_top1"])]
+    return limits if given["max_difference"] is None else [*limits, ("max_abs", given["max_difference"])]
 
 
 def _options(given: ConversionArguments) -> "Options":

@@ -174,6 +174,13 @@ class CompareArguments(ModelArguments, total=False):
     explain: Annotated[bool, Option("Look for the cause of a difference.", True)]
 
 
+class EvidenceArguments(VerifyArguments, CompareArguments, total=False):
+    """What `gather_evidence` takes: all that both comparisons take."""
+
+    logits: Annotated[bool, Option("Compare the models' logits as well.", False)]
+    max_memory: Annotated[int | str, Option("Budget: 1GiB, with --logits 4GiB.", None, "SIZE")]
+
+
 def arguments(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a public function, those of its group included; each annotation holds the `Option`."""
     result: list[inspect.Parameter] = []

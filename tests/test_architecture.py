@@ -41,8 +41,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "verification": ("axes", "storage", "arrays", "mapping", "checkpoints", "planning"),
     "forward": ("axes", "storage", "arrays", "mapping", "checkpoints", "planning"),
     "conformance": ("axes", "mapping", "checkpoints", "planning"),  # the mapping against the installed frameworks
+    # Calls both proofs and keeps what they find.
+    "evidence": ("storage", "mapping", "checkpoints", "planning", "verification", "forward"),
     # Prints finished values; their types come from every package that makes one.
-    "report": ("arrays", "mapping", "checkpoints", "planning", "conversion", "verification", "forward", "conformance"),
+    "report": (
+        "arrays",
+        "mapping",
+        "checkpoints",
+        "planning",
+        "conversion",
+        "verification",
+        "forward",
+        "conformance",
+        "evidence",
+    ),
 }
 """For each package those that it may import, beside HELPERS: only what stands above it."""
 
@@ -177,6 +189,7 @@ FILES_OF_ITS_OWN = {
     "cli/result_file.py": "the file of a result, --junit",
     "framework_probe/probe.py": "MaxText's own model files, and a configuration for it",
     "report/json_page.py": "docs/json.md",
+    "cli/output_file.py": "the page of a report, --html",
     "checkpoints/orbax_commit.py": "hands a local directory to Orbax, which knows no storage of ours",
 }
 """Modules outside of `storage` that open files: what they open is no part of a checkpoint, with one exception."""

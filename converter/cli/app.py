@@ -19,6 +19,7 @@ from converter.cli.conform import conform
 from converter.cli.interrupts import Interrupts
 from converter.cli.options import shows
 from converter.cli.output import fail_unless, report_error, show, timed
+from converter.cli.report import report
 from converter.cli.streams import StandardStreams
 from converter.cli.verify import verify
 from converter.errors import Ax2mtError, ResourceError, UsageError
@@ -72,23 +73,24 @@ def plan(context: typer.Context, result: "Plan") -> None:
 
 command()(verify)
 command()(conform)
+command()(report)
 
 
 @command()
 @shows(api.parameters)
 def params(
     context: typer.Context,
-    report: "ParameterReport",
+    found: "ParameterReport",
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
 ) -> None:
     """Report which AXLearn parameter is which MaxText parameter, with shapes and counts."""
     from converter.report.documents import PARAMETERS
     from converter.report.verify import print_markdown, print_parameters
 
-    show(context, PARAMETERS, report, print_markdown if as_markdown else print_parameters)
+    show(context, PARAMETERS, found, print_markdown if as_markdown else print_parameters)
     given = context.params
     about = given["destination"] or given["source"] or given["model"]
-    fail_unless(report.equivalent, context, f"{about}: the parameters are not equivalent")
+    fail_unless(found.equivalent, context, f"{about}: the parameters are not equivalent")
 
 
 @command()
@@ -247,7 +249,8 @@ def _again(invocation: Invocation) -> str:
         return "; run the same command without --fresh to resume"
     if name == "convert":
         return "; run the same command again to resume"
-    return "; run the same command again: it starts from the beginning" if name in ("verify", "logits") else ""
+    again = "; run the same command again: it starts from the beginning"
+    return again if name in ("verify", "report", "logits") else ""
 
 
 def _directory_is_gone() -> bool:

@@ -8,6 +8,7 @@ import typer
 
 from converter.arguments import Option, arguments
 from converter.cli.output import progress
+from converter.errors import UsageError
 
 JUnitFile = Annotated[
     str | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, a test case for each leaf.")
@@ -50,6 +51,28 @@ def call(function: Callable[..., Any], context: typer.Context, given: dict[str, 
     if any(parameter.name == "progress" for parameter in arguments(function)):
         keywords["progress"] = progress(context)
     return function(**keywords)
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], where: str) -> None:
+    """Refuses options that would have no effect.
+
+    Args:
+      context: of the command.
+      names: options, as the function of `api` names them.
+      where: why, such as "without --logits".
+
+    Raises:
+      UsageError: one of them was given.
+    """
+    given = sorted(name for name in names if _is_given(context, name))
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise UsageError(f"{context.command.name}: {flags} cannot be used {where}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def with_options(

@@ -1,13 +1,12 @@
 """The command `verify`: bits or logits, against the source or against the checkpoint's own digests."""
 
 import inspect
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from converter import api
-from converter.cli.options import JUnitFile, call, options_of, with_options
+from converter.cli.options import JUnitFile, call, options_of, refuse_given, with_options
 from converter.cli.output import fail_unless, show, timed
 from converter.cli.result_file import ResultFile
 from converter.errors import UsageError
@@ -35,7 +34,7 @@ def own_options(
 def verify(context: typer.Context, compare_logits: bool, junit: str | None, **given: Any) -> None:
     """Compare a MaxText checkpoint with its source, or with the digests it carries."""
     if not compare_logits:
-        _refuse(context, LOGITS.keys() - BITS.keys(), "without --logits")
+        refuse_given(context, LOGITS.keys() - BITS.keys(), "without --logits")
         with ResultFile("--junit", junit) as file:
             result = timed(call(api.verify, context, {name: given[name] for name in BITS}))
             if junit is not None:
@@ -46,24 +45,11 @@ def verify(context: typer.Context, compare_logits: bool, junit: str | None, **gi
         return
     if given["destination"] is None:
         raise UsageError("--logits compares two complete checkpoints: verify SRC DST --logits")
-    _refuse(context, (BITS.keys() | {"junit"}) - LOGITS.keys(), "with --logits")
+    refuse_given(context, (BITS.keys() | {"junit"}) - LOGITS.keys(), "with --logits")
     _show_logits(context, call(api.compare_logits, context, {name: given[name] for name in LOGITS}))
 
 
 with_options(verify, verify, (BITS | LOGITS | BITS | dict(inspect.signature(own_options).parameters)).values())
-
-
-def _refuse(context: typer.Context, names: Iterable[str], where: str) -> None:
-    """Refuses options that would have no effect."""
-    given = sorted(name for name in names if _is_given(context, name))
-    if given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise UsageError(f"verify: {flags} cannot be used {where}")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show_bits(context: typer.Context, result: "Verification") -> None:

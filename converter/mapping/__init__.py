@@ -4,7 +4,7 @@ from converter.mapping.choose import choose_table
 from converter.mapping.config import model_config, value_text
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
-from converter.mapping.learner import TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
+from converter.mapping.learner import BY_USER, TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
 from converter.mapping.match import Match, MatchedRow, Shape, join, match_table, matches
 from converter.mapping.patches import needed_patches
 from converter.mapping.published import check_model, find_published, published_shapes
@@ -41,6 +41,7 @@ from converter.mapping.values import COPY, FITTED, PLAIN, QK_NORM, Fit, Scale, V
 
 __all__ = [
     "BOUNDS",
+    "BY_USER",
     "COPY",
     "EMA",
     "EXPERT_ROLES",

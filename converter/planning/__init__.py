@@ -1,5 +1,6 @@
 """What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
 
+from converter.planning.evident import EvidentPlan, evident_plan
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.options import (
     DEFAULT_MEMORY,
@@ -37,6 +38,7 @@ __all__ = [
     "LOCAL",
     "REWRITE",
     "UPLOAD",
+    "EvidentPlan",
     "Options",
     "PairMismatch",
     "ParameterReport",
@@ -55,6 +57,7 @@ __all__ = [
     "evident_match",
     "evident_options",
     "evident_orders",
+    "evident_plan",
     "fitted_scales",
     "make_plan",
     "make_report",

@@ -84,6 +84,15 @@ def document(kind: Record, value: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **_object(kind.fields, value)}
 
 
+def _plain(value: Any) -> Any:
+    """A value of YAML as JSON has it: dates and the like become texts."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 TEXT = Kind(name="text", schema={"type": "string"})
 FLAG = Kind(name="true or false", schema={"type": "boolean"})
 INTEGER = Kind(name="integer", schema={"type": "integer"})
@@ -91,6 +100,7 @@ COUNT = Kind(name="count", schema={"type": "integer", "minimum": 0})
 NUMBER = Kind(name="number", schema={"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]})
 """Any float; `json_text` writes those that JSON does not have as these strings."""
 SECONDS = Kind(name="seconds", schema={"type": "number", "minimum": 0}, convert=lambda value: round(value, 3))
+ANY = Kind(name="any value", schema={}, convert=_plain)
 ANY_OBJECT = Kind(name="object", schema={"type": "object"}, convert=dict)
 COUNTS = Kind(name="object of counts", schema={"type": "object", "additionalProperties": COUNT.schema}, convert=dict)
 
@@ -127,6 +137,11 @@ def record(*fields: Field) -> Kind:
     return Kind(
         name="object", schema=_object_schema(fields), convert=lambda value: _object(fields, value), inner=fields
     )
+
+
+def embedded(kind: Record) -> Kind:
+    """The object that another command prints, without its version; its fields are described there."""
+    return Kind(name="object", schema=_object_schema(kind.fields), convert=lambda value: _object(kind.fields, value))
 
 
 def group(name: str, meaning: str, *fields: Field, source: str | Callable[[Any], Any] = "") -> Field:

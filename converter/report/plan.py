@@ -154,9 +154,9 @@ def dropped_text(reason: str, entries: Sequence[tuple[str, int | None]]) -> str:
     return f"{reason}: {', '.join(parts)}"
 
 
-def plural(count: int, noun: str) -> str:
-    """A count with its noun: 1 tensor, 2,048 tensors."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """A count with its noun: 1 tensor, 2,048 tensors; `many` where that is another word than with an s."""
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
 def print_result(result: "Result", console: Console) -> None:
@@ -242,14 +242,20 @@ def print_mismatches(mismatches: tuple[PairMismatch, ...], console: Console) -> 
     print_table(table, console)
 
 
-def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch]) -> list[str]:
-    """What MaxText computes from these weights, in words."""
+def fidelity_lines(plan: Plan, mismatches: Sequence[PairMismatch], *, figures: str = "the table above") -> list[str]:
+    """What MaxText computes from these weights, in words.
+
+    Args:
+      plan: what is written.
+      mismatches: the q/k norm pairs of every layer.
+      figures: where these are shown.
+    """
     lines: list[str] = []
     unequal = [entry for entry in mismatches if not entry.exact]
     if unequal:
         lines.append(
             f"NOT EXACT in stock MaxText: it norms q and k before RoPE, AXLearn after it, and the norm scales of "
-            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs (the table above)."
+            f"{len(unequal)} of {len(mismatches)} layers differ inside rotated pairs ({figures})."
         )
         lines.append(_scale_advice(plan, unequal))
     elif plan.fitted and any(entry.query or entry.key for entry in mismatches):

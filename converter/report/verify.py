@@ -8,6 +8,7 @@ from converter.checkpoints import Inspection
 from converter.planning import ParameterReport, ParameterRow
 from converter.report.console import shape_text
 from converter.report.layout import Column, Row, print_rows, side_by_side
+from converter.report.markdown import code, table, words
 from converter.verification import Verification
 from converter.words import format_size, printable
 
@@ -79,19 +80,20 @@ def print_parameters(report: ParameterReport, console: Console) -> None:
 
 def print_markdown(report: ParameterReport, console: Console) -> None:
     """The report as Markdown, for a pull request."""
-    lines = [f"## {_heading(report)}", ""]
-    groups = list(dict.fromkeys(row.group for row in report.rows))
-    for group in groups:
-        lines += [f"### {group}", "", "| AXLearn | shape | MaxText | shape | relation | parameters |"]
-        lines.append("|---|---|---|---|---|---:|")
-        for row in (row for row in report.rows if row.group == group):
-            lines += [
-                "| " + " | ".join(_code(cell, column) for column, cell in enumerate(c)) + " |" for c in _cells(row)
-            ]
-        lines.append("")
-    lines += ["### totals", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in _total_lines(report)]
-    console.out("\n".join(lines), highlight=False)
+    lines = [f"## {words(_heading(report))}", "", *parameter_lines(report), "### totals", ""]
+    lines += table(("", ""), [(words(name), words(value)) for name, value in _total_lines(report)])
+    console.out("\n".join(lines[:-1]), highlight=False)
+
+
+def parameter_lines(report: ParameterReport) -> list[str]:
+    """The rows as Markdown, a table for each group."""
+    lines: list[str] = []
+    for group in dict.fromkeys(row.group for row in report.rows):
+        cells = [line for row in report.rows if row.group == group for line in _cells(row)]
+        names = [column.name for column in PARAMETER_COLUMNS]
+        marked = [[code(cell) if number in (0, 2) else words(cell) for number, cell in enumerate(c)] for c in cells]
+        lines += [f"### {words(group)}", "", *table(names, marked, right=("parameters",))]
+    return lines
 
 
 def print_inspection(found: Inspection, console: Console) -> None:
@@ -118,12 +120,13 @@ def _heading(report: ParameterReport) -> str:
 def _cells(row: ParameterRow) -> list[tuple[str, ...]]:
     """The lines of a row: one for each source or target, whichever are more."""
     sources = list(zip(row.sources, map(shape_text, row.source_shapes), strict=True))
-    targets = [(path, _found_shape(row, number)) for number, path in enumerate(row.targets)]
+    targets = [(path, found_shape(row, number)) for number, path in enumerate(row.targets)]
     words = row.relation + (" (a copy)" if row.added else "")
     return side_by_side(sources, targets, [(words, f"{row.target_parameters:,}")])
 
 
-def _found_shape(row: ParameterRow, number: int) -> str:
+def found_shape(row: ParameterRow, number: int) -> str:
+    """A leaf's shape as planned, and what was found where that is another one."""
     planned = shape_text(row.target_shapes[number])
     if not row.found_shapes or row.found_shapes[number] == row.target_shapes[number]:
         return planned
@@ -143,10 +146,6 @@ def _total_lines(report: ParameterReport) -> list[tuple[str, str]]:
     lines += [(f"extra leaf {path}", shape_text(shape)) for path, shape in report.extra.items()]
     lines += [("note", printable(note)) for note in report.notes]
     return lines
-
-
-def _code(cell: str, column: int) -> str:
-    return f"`{cell}`" if cell and column in (0, 2) else cell
 
 
 def _plain(value: Any) -> str:

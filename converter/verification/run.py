@@ -3,7 +3,6 @@
 All findings are collected; the first one does not stop the run.
 """
 
-import dataclasses
 import math
 import os
 import time
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
-    OPTIMIZERS,
     STATE_PATH,
     SUMS,
     TREE_METADATA,
@@ -22,24 +20,11 @@ from converter.checkpoints import (
     open_target,
     orbax_problems,
     read_records,
-    recorded_settings,
-    recorded_trees,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
 from converter.mapping import PARAMS
-from converter.planning import (
-    DEFAULT_MEMORY,
-    Options,
-    Plan,
-    Source,
-    chosen_tree,
-    configure_source,
-    evident_match,
-    fitted_scales,
-    make_plan,
-    open_source,
-)
+from converter.planning import DEFAULT_MEMORY, Plan, Source, evident_plan
 from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
@@ -92,29 +77,8 @@ def verify(
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
     pin(target.root)
-    made = recorded_trees(target.custom, target.root)
-    opened = open_source(
-        source,
-        step=step,
-        mapping=mapping,
-        tree=chosen_tree(tree, made, target.root),
-        optimizer=OPTIMIZERS.get(made.optimizer),
-        force=True,  # what was converted is looked at as it is
-    )
-    opened = dataclasses.replace(opened, match=evident_match(opened, target))
-    configuration = configure_source(opened, recorded=recorded_settings(target.custom))
-    options = Options(
-        table=opened.match.options,
-        max_memory=max_memory,
-        rewrite=True,
-        tree=opened.tree.name,
-        state=opened.state is not None,
-        optimizer=made.optimizer if opened.state is not None else None,
-        force=opened.state is not None,
-        layout=opened.match.target_layout,
-    )
-    plan = make_plan(opened, options, configuration, jobs=jobs)
-    fitted = fitted_scales(opened, plan.config)
+    evident = evident_plan(source, target, step=step, mapping=mapping, tree=tree, max_memory=max_memory, jobs=jobs)
+    opened, plan, fitted = evident.source, evident.plan, evident.fitted
     coverage = _open_leaves(plan, target, dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
     _find_missing_chunks(coverage.arrays, values)
@@ -145,7 +109,7 @@ def verify(
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=sample,
         findings=tuple(findings),
-        notes=(*opened.notes, *_tree_notes(plan, made), *_fit_notes(fitted), *coverage.notes, *config_notes),
+        notes=(*opened.notes, *_tree_notes(plan, evident.made), *_fit_notes(fitted), *coverage.notes, *config_notes),
         cast=_cast_report(dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),

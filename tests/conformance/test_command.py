@@ -12,8 +12,8 @@ import pytest
 from converter.conformance.subjects import published_subject
 from converter.mapping import load_bundled
 from converter.report.documents import DOCUMENTS
-from tests.conftest import AXLEARN, MAXTEXT, Cli
 from tests.conformance.conftest import Framework
+from tests.conftest import AXLEARN, MAXTEXT, Cli
 
 TABLES = json.loads((AXLEARN / "param_tables.json").read_text())
 """AXLearn's own parameters of Envy, as the real AXLearn made them."""
