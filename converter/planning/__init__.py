@@ -1,6 +1,7 @@
 """What a conversion will do, from metadata alone: source, options, routes, the plan, the parameter report."""
 
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
+from converter.planning.launchers import read_share
 from converter.planning.options import (
     DEFAULT_MEMORY,
     DOWNLOAD,
@@ -15,6 +16,7 @@ from converter.planning.parameters import ParameterReport, ParameterRow, make_re
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
+from converter.planning.share import Load, Portion, Share, divide, portion_of
 from converter.planning.source import Source, chosen_tree, configure_source, evident_match, evident_options, open_source
 from converter.planning.traffic import Traffic, estimate_traffic
 
@@ -28,19 +30,23 @@ __all__ = [
     "LOCAL",
     "REWRITE",
     "UPLOAD",
+    "Load",
     "Options",
     "PairMismatch",
     "ParameterReport",
     "ParameterRow",
     "Plan",
+    "Portion",
     "Remedies",
     "Route",
+    "Share",
     "Source",
     "Task",
     "Traffic",
     "choose_route",
     "chosen_tree",
     "configure_source",
+    "divide",
     "estimate_traffic",
     "evident_match",
     "evident_options",
@@ -49,6 +55,8 @@ __all__ = [
     "make_report",
     "open_source",
     "pair_mismatches",
+    "portion_of",
+    "read_share",
     "scale_mismatches",
     "transfer_between",
 ]
