@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from converter.conversion import Result
     from converter.evidence import Evidence
     from converter.forward import LogitsComparison, LogitsResult
-    from converter.planning import Options, ParameterReport, Plan
+    from converter.planning import Options, ParameterReport, Plan, Share
     from converter.verification import Verification
     from converter.work import Progress
 
@@ -62,8 +62,8 @@ def convert(
     """
     from converter.checkpoints import Committer
 
-    # Started first: it has the most to import.
-    with Committer() as committer:
+    # Started first: it has the most to import. A process with a share rarely is the one that commits.
+    with Committer(at_once=options["process"] is None) as committer:
         from converter.conversion import Request
         from converter.conversion import convert as run
 
@@ -79,6 +79,7 @@ def convert(
             fresh=options["fresh"],
             check=options["check"],
             require_exact=options["require_exact"],
+            share=_share(options["process"]),
         )
         return run(request, options["progress"] or _silent(), committer)
 
@@ -423,6 +424,13 @@ def _jobs(count: int) -> int:
     if not 1 <= count <= MAX_JOBS:
         raise UsageError(f"--jobs {count}: expected a number from 1 to {MAX_JOBS}")
     return count
+
+
+def _share(process: str | None) -> "Share | None":
+    from converter.environment import launch_variables
+    from converter.planning import read_share
+
+    return None if process is None else read_share(process, launch_variables())
 
 
 def _bytes(size: int | str) -> int:

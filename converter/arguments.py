@@ -62,6 +62,10 @@ SourcePath = Annotated[Path, Option("AXLearn step directory, or a trainer direct
 Budget = Annotated[int | str, Option("Budget for blocks in flight.", "1GiB", "SIZE")]
 ProcessBudget = Annotated[int | str, Option("Budget for the process.", "4GiB", "SIZE")]
 Jobs = Annotated[int, Option("Blocks in flight, as memory allows.", 2, least=1, most=MAX_JOBS)]
+Process = Annotated[
+    str | None,
+    Option("Do share I of N, numbered from 0, of work that N processes do: I/N, auto or auto/N.", metavar="I/N"),
+]
 MadeTree = Annotated[Tree | None, Option("The tree that became the parameters; default: what DST says, or params.")]
 ProgressObject = Annotated["Progress | None", Option("Notified of the work, from several threads.", python_only=True)]
 
@@ -114,6 +118,7 @@ class ConvertArguments(ConversionArguments, total=False):
     fresh: Annotated[bool, Option("Do not resume an interrupted conversion.", False)]
     check: Annotated[bool, Option("Also decode the chunks that are passed through.", False)]
     require_exact: Annotated[bool, Option("Fail (7) where stock MaxText's attention is not exact.", False)]
+    process: Process
     progress: ProgressObject
 
 

@@ -24,8 +24,15 @@ PYTHON = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONUSERBASE", "PYTHONNOUSERSITE"
 """Variables that say where Python is and where it writes; of Python's variables a child process gets only these."""
 
 
+LAUNCHERS = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
+"""Variables of these libraries that also say which of several processes this one is."""
+
+_launched: dict[str, str] = {}
+
+
 def prepare() -> None:
     """Makes this process independent of the user's variables; before jax, Orbax or numpy is imported."""
+    _launched.update((name, os.environ[name]) for name in LAUNCHERS if name in os.environ)
     for name in set(os.environ) - set(pinned(os.environ)):
         del os.environ[name]
     os.environ.update(PINNED)
@@ -36,6 +43,11 @@ def prepare() -> None:
 def pinned(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables with those of jax and the like replaced by ours."""
     return {name: value for name, value in variables.items() if not name.startswith(OWNERS)} | PINNED
+
+
+def launch_variables() -> dict[str, str]:
+    """The environment as whatever started this process made it, as far as it says which process this is."""
+    return _launched | os.environ
 
 
 def child_variables() -> dict[str, str]:

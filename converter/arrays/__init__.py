@@ -10,6 +10,7 @@ from converter.arrays.object_writer import ObjectLeafStore, content_sum, stored_
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.opened import OpenArray, new_context, open_stored_array
 from converter.arrays.reader import ArrayReader, BlockReader
+from converter.arrays.shared_writer import ChunkRecord, SharedLeafStore
 from converter.arrays.stack import StackStore, split, stack
 from converter.arrays.writer import CRC_BYTES, ChunkWriter, LeafStore
 from converter.arrays.zarr import MAX_DIMENSIONS, read_array, read_database_array, unknown_dtype
@@ -26,12 +27,14 @@ __all__ = [
     "Array",
     "ArrayReader",
     "BlockReader",
+    "ChunkRecord",
     "ChunkWriter",
     "Encoding",
     "FrameCheck",
     "LeafStore",
     "ObjectLeafStore",
     "OpenArray",
+    "SharedLeafStore",
     "StackStore",
     "audit_chunks",
     "can_decode",

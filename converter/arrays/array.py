@@ -115,9 +115,10 @@ class Array:
     def chunk_indices(self) -> Iterator[tuple[int, ...]]:
         """Places of all chunks in the grid, one by one however many there are."""
         # itertools.product would lay out all numbers of each dimension first.
-        return (self._unravel(number) for number in _count(math.prod(self.grid)))
+        return (self.chunk_at(number) for number in _count(math.prod(self.grid)))
 
-    def _unravel(self, number: int) -> tuple[int, ...]:
+    def chunk_at(self, number: int) -> tuple[int, ...]:
+        """Place of the chunk that `chunk_indices` has at a position."""
         index: list[int] = []
         for count in reversed(self.grid):
             number, place = divmod(number, count)

@@ -18,7 +18,7 @@ from converter.arrays.digest import start_chunk
 from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.zarr import array_metadata
 from converter.errors import DestinationError, SourceError
-from converter.storage import Reader, Writer, storage_of, write_error
+from converter.storage import Reader, Storage, Writer, storage_of, write_error
 
 READ_SIZE = 4 << 20
 TAKE_SIZE = 1 << 20
@@ -39,20 +39,21 @@ class LeafStore:
       moved: bytes of the chunks that the storage copied by itself.
     """
 
-    def __init__(self, leaf: Array, directory: str, *, database_key: str | None):
+    def __init__(self, leaf: Array, directory: str, *, database_key: str | None, storage: Storage | None = None):
         """Creates the leaf's directory and metadata, or takes over what an earlier run left.
 
         Args:
           leaf: the leaf.
           directory: its own directory.
           database_key: the leaf's key inside an OCDBT database; None for plain files.
+          storage: writes its files; the directory's own by default.
 
         Raises:
           DestinationError: the directory or the metadata cannot be written.
         """
         self.leaf = leaf
         self.directory = directory
-        self._storage = storage_of(directory)
+        self._storage = storage or storage_of(directory)
         self.digests: dict[tuple[int, ...], int | None] = {}
         self.moved: dict[tuple[int, ...], int] = {}
         self._database_key = database_key
@@ -116,6 +117,8 @@ class LeafStore:
             writer.commit()
         except OSError as error:
             file.abort()
+            if isinstance(error, FileExistsError) and self.has_chunk(index):
+                return  # another process of the same conversion was first
             raise write_error(name, error) from None
         except BaseException:
             file.abort()
@@ -141,7 +144,7 @@ class LeafStore:
         """
         target = self._name(index)
         try:
-            if storage_of(source) is not self._storage:
+            if storage_of(source) is not storage_of(target):
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
             self._make_parents(target)
             self._storage.link(source, target)

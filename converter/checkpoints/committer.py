@@ -21,10 +21,16 @@ from converter.own_process import HOME, import_path
 class Committer:
     """A process that gets ready to commit; a context, at whose end it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = True) -> None:
+        """Starts the process; without `at_once` only when there is something to commit, which may be never."""
         self.peak_memory = 0
         self._process: subprocess.Popen[bytes] | None = None
-        if "orbax.checkpoint" not in sys.modules:
+        if at_once:
+            self.start()
+
+    def start(self) -> None:
+        """Starts the process, unless it runs or there is no need of one."""
+        if self._process is None and "orbax.checkpoint" not in sys.modules:
             self._process = _start()
 
     def __enter__(self) -> "Committer":
@@ -56,6 +62,7 @@ class Committer:
           ResourceError: the process was killed, or ran out of memory.
           RuntimeError: something else went wrong.
         """
+        self.start()
         if self._process is None:
             from converter.checkpoints.orbax_commit import commit
 

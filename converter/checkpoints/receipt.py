@@ -196,6 +196,7 @@ class Origin:
       options: what shaped the result.
       config: the keys of maxtext.yml with their values, those of the model under "model", of training under "training".
       patches: the changes to MaxText that the checkpoint needs.
+      conversion: the digest of all that decided over the result.
     """
 
     tool: str
@@ -206,6 +207,7 @@ class Origin:
     options: Mapping[str, Any]
     config: Mapping[str, Mapping[str, Any]]
     patches: Sequence[Mapping[str, Any]] = ()
+    conversion: str = ""
 
 
 def write_receipt(directory: str, origin: Origin) -> str:
@@ -231,6 +233,7 @@ def write_receipt(directory: str, origin: Origin) -> str:
         "options": dict(origin.options),
         "config": {kind: dict(keys) for kind, keys in origin.config.items()},
         "patches": [dict(patch) for patch in origin.patches],
+        "conversion": origin.conversion,
         "files": files,
     }
     path = os.path.join(directory, RECEIPT_NAME)

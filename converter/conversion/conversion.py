@@ -11,7 +11,7 @@ import numpy as np
 from converter.arrays import file_states
 from converter.checkpoints import is_committed
 from converter.conversion.stage import SOURCE_FILES
-from converter.errors import InexactError, SourceError
+from converter.errors import InexactError, SourceError, UsageError
 from converter.mapping import needed_patches
 from converter.planning import (
     JOBS,
@@ -20,6 +20,7 @@ from converter.planning import (
     Options,
     PairMismatch,
     Plan,
+    Share,
     Source,
     Task,
     fitted_scales,
@@ -45,6 +46,7 @@ class Request:
       fresh: discard the work of an interrupted run.
       check: decode every chunk, also those that are passed through as they are.
       require_exact: refuse weights that stock MaxText cannot compute exactly with.
+      share: which part of the work this process does; None for all of it, alone.
     """
 
     source: str
@@ -59,6 +61,31 @@ class Request:
     fresh: bool = False
     check: bool = False
     require_exact: bool = False
+    share: Share | None = None
+
+    def check_share(self) -> None:
+        """Refuses options that processes cannot share.
+
+        Raises:
+          UsageError: naming both.
+        """
+        if self.share is None:
+            return
+        if self.overwrite:
+            raise UsageError(
+                f"--process {self.share} and --overwrite: a process that is late would replace what the others made; "
+                "give a new DST, or remove the old checkpoint first"
+            )
+        if self.fresh:
+            raise UsageError(
+                f"--process {self.share} and --fresh: each process would discard the others' work; give a new DST, or "
+                "convert with --fresh and without --process"
+            )
+        if self.options.store == "zarr2":
+            raise UsageError(
+                f"--process {self.share} and --store zarr2: its chunks do not show that they are whole; use --store "
+                "files or ocdbt"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

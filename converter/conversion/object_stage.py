@@ -10,7 +10,6 @@ killed one is taken up after one listing, and another conversion is refused by t
 differ from run to run (times, random keys), are put into one object first: whichever run does so decides for all.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -32,17 +31,29 @@ from converter.checkpoints import (
     leaf_key,
     sum_record,
 )
+from converter.conversion.shares import (
+    DONE,
+    MAX_RECORD_BYTES,
+    DoneShare,
+    check_division,
+    decode,
+    is_complete,
+    missing,
+    record_name,
+    shares_in,
+)
 from converter.conversion.stage import (
     MAX_JOURNAL_BYTES,
     STREAMS,
-    Work,
+    SharedWork,
+    conversion_digest,
     differences,
     is_repaired,
     leaf_name,
     stage_path,
 )
 from converter.errors import DestinationError
-from converter.planning import IN_STORE
+from converter.planning import IN_STORE, Portion, Share
 from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, storage_of, write_error
 
 MAX_BUNDLE_BYTES = 1 << 30
@@ -51,7 +62,7 @@ MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
 
 
-class ObjectStage(Work):
+class ObjectStage(SharedWork):
     """See the module's docstring, and `stage.Stage` for what a stage is."""
 
     def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):
@@ -69,25 +80,35 @@ class ObjectStage(Work):
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, ObjectLeafStore] = {}
         self._published = False
+        self._about: dict[str, Any] = {}
         self._content: dict[str, Any] = {}
         try:
             self._local = tempfile.TemporaryDirectory(prefix="ax2mt-")
         except OSError as error:
             raise DestinationError(f"no directory can be made for metadata: {error.strerror}; set TMPDIR") from None
 
-    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> None:
+    def begin(
+        self,
+        conversion: Mapping[str, Any],
+        *,
+        fresh: bool,
+        overwrite: bool,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         """Joins a conversion that is under way or was interrupted, or starts a new one.
 
         Args:
           conversion: all that decides over the result, as JSON values.
           fresh: throw away what an earlier run left.
           overwrite: remove the checkpoint that is there.
+          about: what the journal says of it to people.
 
         Raises:
           DestinationError: another conversion is under way; or something is there that is not ours to remove.
         """
         try:
             self._mark = Mark(conversion=conversion_digest(conversion), work_area=self.root)
+            self._about = dict(about or {})
             while not self._join_or_start(conversion, fresh=fresh, overwrite=overwrite):
                 pass
         except OSError as error:
@@ -114,7 +135,12 @@ class ObjectStage(Work):
             journal = None
         replacing = bool(finished and others) or content.get("replacing", False)
         if journal is None:
-            content = {"conversion": dict(conversion), "source_fault": False, "replacing": replacing}
+            content = {
+                "conversion": dict(conversion),
+                "source_fault": False,
+                "replacing": replacing,
+                "about": self._about,
+            }
             try:
                 self.storage.put(self.journal, json.dumps(content).encode(), version=0)
             except FileExistsError:
@@ -199,6 +225,49 @@ class ObjectStage(Work):
         places = {leaf.path: self._place(leaf) for leaf in leaves}
         return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
 
+    def check_share(self, portion: Portion) -> None:
+        """Refuses a share that does not complete those that are done; or that nobody needs any more.
+
+        Raises:
+          DestinationError: the work was divided otherwise, or all was done before this process began.
+        """
+        try:
+            if self.is_finished():
+                raise DestinationError(f"{self.destination}: the conversion is finished")
+            check_division(portion, self.records())
+        except OSError as error:
+            raise _refused(error, self.destination) from None
+
+    def record(
+        self,
+        portion: Portion,
+        digests: Mapping[str, Mapping[tuple[int, ...], int | None]],  # noqa: ARG002
+    ) -> None:
+        """Says that a share is done; what was written, a listing shows."""
+        name = f"{self.root}/{DONE}/{record_name(portion.share)}"
+        try:
+            if not self.is_finished():
+                self.storage.put(name, DoneShare.of(portion, {}).encode())
+        except OSError as error:
+            raise write_error(name, error) from None
+
+    def records(self) -> list[DoneShare]:
+        """The records of all shares that are done."""
+        names = [f"{self.root}/{DONE}/{record_name(share)}" for share in self.done()]
+        read = self.storage.together(lambda name: self.storage.read(name, MAX_RECORD_BYTES), names)
+        return [decode(name, data) for name, data in zip(names, read, strict=True)]
+
+    def done(self) -> list[Share]:
+        """The shares that are done."""
+        return shares_in(blob.name for blob in self.storage.walk(f"{self.root}/{DONE}"))
+
+    def awaited(self, share: Share) -> list[Share]:
+        try:
+            done = self.done()
+        except OSError as error:
+            raise _refused(error, self.destination) from None
+        return [] if is_complete(done) else missing(done, share.count)
+
     def holds_work(self) -> bool:
         return self.resumed or self.replaced or any(store.digests for store in self._stores.values())
 
@@ -218,10 +287,10 @@ class ObjectStage(Work):
           DestinationError: one cannot be written, or something else was written there.
         """
         try:
-            if not self._is_finished():
+            if not self.is_finished():
                 self._check_in_place()
                 files = self._share(_files(self.output))
-                if not self._is_finished():
+                if not self.is_finished():
                     self._upload(files)
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
@@ -272,11 +341,11 @@ class ObjectStage(Work):
             with zipfile.ZipFile(io.BytesIO(self.storage.read(place, MAX_BUNDLE_BYTES))) as bundle:
                 return {name: bundle.read(name) for name in bundle.namelist()}
         except (FileNotFoundError, zipfile.BadZipFile):
-            if self._is_finished():
+            if self.is_finished():
                 return dict(files)
             raise
 
-    def _is_finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether a run of this conversion has put the last marker in its place."""
         marker = self._stat(f"{self.destination}/{self.step}/{MARKER}")
         return marker is not None and marker.tags.get(CONVERSION) == self._mark.conversion
@@ -305,7 +374,7 @@ class ObjectStage(Work):
             if not self._published and self._content:
                 there = self._list()
                 mine = {name for name, blob in there.items() if blob.tags.get(CONVERSION) == self._mark.conversion}
-                if not self._is_finished():
+                if not self.is_finished():
                     self._remove(there, mine)
             if self._content:
                 self._clear_work_area(self._stat(self.journal))
@@ -357,14 +426,24 @@ LAST = 6
 """The rank of the markers."""
 
 
-def finish_published_objects(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:
-    """Tidies up after a run that was killed when its checkpoint was in place; tells whether that was so."""
+def finish_published_objects(
+    destination: str, conversion: Mapping[str, Any], step: int = 0, *, shared: bool = False
+) -> bool:
+    """Tidies up after a run that was killed when its checkpoint was in place; tells whether that was so.
+
+    Args:
+      destination: the checkpoint.
+      conversion: what was to be done.
+      step: the number of the step directory.
+      shared: others may have done it all, and tidied up.
+    """
     stage = ObjectStage(destination, "", (), step)
     try:
         _, content = stage._read()
         stage._content, stage._published = content, True
         stage._mark = Mark(conversion=conversion_digest(conversion), work_area=stage.root)
-        is_done = content.get("conversion") == conversion and stage._is_finished()
+        is_ours = content.get("conversion") == conversion or (shared and not content)
+        is_done = is_ours and stage.is_finished()
         if is_done:
             stage.remove()
         return is_done
@@ -372,11 +451,6 @@ def finish_published_objects(destination: str, conversion: Mapping[str, Any], st
         raise _refused(error, destination) from None
     finally:
         stage.close()
-
-
-def conversion_digest(conversion: Mapping[str, Any]) -> str:
-    """What objects carry of a conversion."""
-    return hashlib.sha256(json.dumps(conversion, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _files(directory: str) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from converter.checkpoints import (
@@ -20,10 +20,12 @@ from converter.checkpoints import (
     whole_config,
     write_receipt,
 )
+from converter.conversion.command import convert_command
 from converter.conversion.conversion import Conversion, Request, make_conversion
 from converter.conversion.destination import check_destination, check_overlap, check_space, resolve_destination
 from converter.conversion.object_stage import ObjectStage, finish_published_objects
-from converter.conversion.stage import Stage, Work, finish_published, tree_bytes
+from converter.conversion.shared_stage import SharedStage, finish_published_shares, is_shared
+from converter.conversion.stage import Stage, Work, conversion_digest, finish_published, tree_bytes
 from converter.conversion.stream import Written, run
 from converter.errors import DestinationError, SourceError
 from converter.location import locate
@@ -31,10 +33,13 @@ from converter.mapping import MODEL, TRAINING, training_keys
 from converter.planning import (
     PairMismatch,
     Plan,
+    Portion,
+    Share,
     configure_source,
     estimate_traffic,
     make_plan,
     open_source,
+    portion_of,
     transfer_between,
 )
 from converter.storage import storage_of, write_error
@@ -60,6 +65,9 @@ class Result:
       patches: what the patch changes in MaxText, one dictionary each, as maxtext.yml and the receipt have it.
       leftover: what could not be removed of the work area or of the replaced checkpoint in it; empty if all was.
       removed_first: a checkpoint was replaced where nothing can be renamed: for a while there was none.
+      portion: what this process did of it; None where it worked alone.
+      finished: whether the checkpoint is in its place.
+      awaited: the shares that were not done yet when this process ended; empty where it is finished.
     """
 
     plan: Plan
@@ -75,6 +83,9 @@ class Result:
     patches: tuple[Mapping[str, Any], ...]
     leftover: str
     removed_first: bool = False
+    portion: Portion | None = None
+    finished: bool = True
+    awaited: tuple[Share, ...] = ()
 
     @property
     def exact_attention(self) -> bool:
@@ -101,8 +112,20 @@ def convert(request: Request, progress: Progress, committer: Committer | None = 
     """
     started = time.monotonic()
     reuse_freed_memory()
-    with committer or Committer() as ready:
+    with committer or Committer(at_once=request.share is None) as ready:
         return _convert(request, progress, ready, started)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outcome:
+    """What became of the work; see `Result`."""
+
+    written: Written = field(default_factory=Written)
+    resumed: bool = True
+    leftover: str = ""
+    removed_first: bool = False
+    finished: bool = True
+    awaited: tuple[Share, ...] = ()
 
 
 def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
@@ -111,6 +134,7 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
     options = request.options
     options.check()
+    request.check_share()
     source = open_source(
         request.source,
         step=request.step,
@@ -126,48 +150,91 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     plan = make_plan(source, replace(options, transfer=transfer), configuration, jobs=request.jobs)
     plan = replace(plan, traffic=estimate_traffic(plan, source.checkpoint.directory, destination))
     conversion = make_conversion(request, source, plan, destination)
-    if _is_finished(destination, conversion):
-        written, resumed, leftover, removed_first = Written(), True, "", False
-    else:
-        check_overlap(destination, request.source)
-        _check_destination(conversion)
-        written, resumed, leftover, removed_first = _stage_and_publish(conversion, progress, committer)
+    check_overlap(destination, request.source)
+    portion = portion_of(plan, request.share) if request.share is not None else None
+    outcome = _do(conversion, portion, _about(request, plan, destination), progress, committer)
     state_step = plan.step_directory if plan.state is not None else None
     return Result(
         plan=plan,
         destination=destination,
         mismatches=conversion.mismatches,
-        written=written,
-        resumed=resumed,
+        written=outcome.written,
+        resumed=outcome.resumed,
         seconds=time.monotonic() - started,
         peak_memory=peak_resident() + committer.peak_memory,
-        written_bytes=tree_bytes(destination),
+        written_bytes=tree_bytes(destination) if outcome.finished else 0,
         command=train_command(destination, patched=bool(conversion.patches), state_step=state_step),
         stock_command=train_command(destination, state_step=state_step),
         patches=conversion.patches,
-        leftover=leftover,
-        removed_first=removed_first,
+        leftover=outcome.leftover,
+        removed_first=outcome.removed_first,
+        portion=portion,
+        finished=outcome.finished,
+        awaited=outcome.awaited,
     )
 
 
-def _stage_and_publish(
-    conversion: Conversion, progress: Progress, committer: Committer
-) -> tuple[Written, bool, str, bool]:
-    """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
-    plan, destination = conversion.plan, conversion.destination
-    kind = Stage if storage_of(destination).renames else ObjectStage
-    stage = kind(destination, plan.options.store, plan.leaves, plan.step_directory)
+def _about(request: Request, plan: Plan, destination: str) -> dict[str, Any]:
+    """What the journal says of the conversion to people."""
+    return {
+        "command": convert_command(request, plan, destination),
+        "bytes": plan.totals.write_bytes,
+        "leaves": len(plan.leaves),
+    }
+
+
+def _do(
+    conversion: Conversion, portion: Portion | None, about: Mapping[str, Any], progress: Progress, committer: Committer
+) -> _Outcome:
+    """Does the work, unless an earlier run, or other processes, have done all of it."""
+    shared = portion is not None or _is_shared(conversion)
+    if _is_finished(conversion, shared=shared):
+        return _Outcome()
     try:
-        stage.begin(conversion.journal, fresh=conversion.fresh, overwrite=conversion.overwrite)
-        check_space(destination, conversion.expected_bytes - stage.staged_bytes())
-        stage.prepare()
-        written = run(conversion, stage, progress, watch=committer.check)
-        _finish(conversion, stage, written, committer)
-        if conversion.source_has_changed():
-            raise SourceError(f"{plan.source}: changed or was removed while it was read; nothing was kept")
-        # Others may have put something there since we looked.
         _check_destination(conversion)
-        stage.publish()
+        return _stage_and_publish(conversion, portion, about, progress, committer)
+    except (DestinationError, SourceError):
+        # A process that was held up finds neither its work area nor perhaps the source, when all was done without it.
+        if shared and _is_finished(conversion, shared=True):
+            return _Outcome()
+        raise
+
+
+def _is_shared(conversion: Conversion) -> bool:
+    """Whether other processes may work on this conversion, so that this one joins them."""
+    destination = conversion.destination
+    return storage_of(destination).renames and not conversion.fresh and is_shared(destination)
+
+
+def _open_stage(conversion: Conversion, *, shared: bool) -> Work:
+    plan, destination = conversion.plan, conversion.destination
+    kind = ObjectStage if not storage_of(destination).renames else SharedStage if shared else Stage
+    return kind(destination, plan.options.store, plan.leaves, plan.step_directory)
+
+
+def _stage_and_publish(
+    conversion: Conversion,
+    portion: Portion | None,
+    about: Mapping[str, Any],
+    progress: Progress,
+    committer: Committer,
+) -> _Outcome:
+    """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
+    plan = conversion.plan
+    stage = _open_stage(conversion, shared=portion is not None or _is_shared(conversion))
+    if isinstance(stage, SharedStage) and portion is None:
+        portion = portion_of(plan, Share(0, 1))
+    try:
+        overwrite = conversion.overwrite and not isinstance(stage, SharedStage)
+        stage.begin(conversion.journal, fresh=conversion.fresh, overwrite=overwrite, about=about)
+        check_space(conversion.destination, _needed_bytes(conversion, portion) - stage.staged_bytes())
+        stage.prepare()
+        if portion is None:
+            written, awaited = run(conversion, stage, progress, watch=committer.check), []
+        else:
+            written, awaited = _do_share(conversion, portion, stage, progress)
+        if not awaited:
+            _commit(conversion, stage, written, committer)
     except BaseException as error:
         if stage.holds_work() and _is_of_use(error, conversion):
             if isinstance(error, SourceError):
@@ -178,13 +245,47 @@ def _stage_and_publish(
         raise
     finally:
         progress.close()
-    return written, stage.resumed, stage.remove(), stage.replaced
+    if awaited:
+        stage.close()
+        return _Outcome(written=written, resumed=stage.resumed, finished=False, awaited=tuple(awaited))
+    return _Outcome(written=written, resumed=stage.resumed, leftover=stage.remove(), removed_first=stage.replaced)
 
 
-def _is_finished(destination: str, conversion: Conversion) -> bool:
-    """Whether an earlier run was killed when all was done; what it left is removed."""
-    finish = finish_published if storage_of(destination).renames else finish_published_objects
-    return finish(destination, conversion.journal, conversion.plan.step_directory)
+def _do_share(conversion: Conversion, portion: Portion, stage: Work, progress: Progress) -> tuple[Written, list[Share]]:
+    """Does a share and says so; returns what was done, and the shares that are not done yet."""
+    assert isinstance(stage, ObjectStage | SharedStage)
+    stage.check_share(portion)
+    written = run(conversion, stage, progress, portion=portion)
+    stage.record(portion, written.digests)
+    awaited = stage.awaited(portion.share)
+    if stage.is_finished():
+        raise DestinationError(f"{conversion.destination}: the conversion is finished")
+    return written, awaited
+
+
+def _commit(conversion: Conversion, stage: Work, written: Written, committer: Committer) -> None:
+    """Makes a checkpoint of what is staged, and puts it in its place."""
+    _finish(conversion, stage, written, committer)
+    if conversion.source_has_changed():
+        raise SourceError(f"{conversion.plan.source}: changed or was removed while it was read; nothing was kept")
+    if not isinstance(stage, SharedStage):
+        # Others may have put something there since we looked; a shared stage sees that itself.
+        _check_destination(conversion)
+    stage.publish()
+
+
+def _needed_bytes(conversion: Conversion, portion: Portion | None) -> int:
+    """Bytes that this process will write."""
+    whole = conversion.expected_bytes
+    return whole if portion is None else int(whole * portion.bytes / max(portion.total_bytes, 1))
+
+
+def _is_finished(conversion: Conversion, *, shared: bool) -> bool:
+    """Whether an earlier run was killed when all was done, or other processes have done it; what is left is removed."""
+    destination, journal, step = conversion.destination, conversion.journal, conversion.plan.step_directory
+    if not storage_of(destination).renames:
+        return finish_published_objects(destination, journal, step, shared=shared)
+    return (finish_published_shares if shared else finish_published)(destination, journal, step)
 
 
 def _check_destination(conversion: Conversion) -> None:
@@ -281,6 +382,7 @@ def _origin(conversion: Conversion) -> Origin:
         options,
         config,
         conversion.patches,
+        conversion_digest(conversion.journal),
     )
 
 

@@ -6,8 +6,10 @@ its journal, a file beside it, says what was being made of what, and the next ru
 The journal goes last, so that a run can be killed at any moment, while it tidies up too.
 """
 
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -16,8 +18,8 @@ from converter.arrays import Array, LeafStore, StackStore
 from converter.checkpoints import CONFIG_NAME, RECEIPT_NAME, leaf_key, stored_record
 from converter.conversion.destination import JOURNAL_SUFFIX, SUFFIX
 from converter.errors import DestinationError
-from converter.planning import COPIERS, LOCAL
-from converter.storage import Publication, read_json, storage_of, write_error
+from converter.planning import COPIERS, LOCAL, Portion, Share
+from converter.storage import Publication, SharedFiles, claim, read_json, storage_of, write_error
 
 LOCK = "lock"
 
@@ -25,6 +27,11 @@ STREAMS = 8
 """Threads that pass chunks on through this machine from or to an object store: one stream is no faster than a disk."""
 
 MAX_JOURNAL_BYTES = 256 << 20
+
+JOIN = "run the same command again to join them"
+
+SHARED = "shared"
+"""The entry of a journal that names the directory in which processes of several hosts work, see `shared_stage`."""
 
 SOURCE_FILES = "source files"
 """The part of a conversion that tells one state of the source from another."""
@@ -43,7 +50,16 @@ class Work(Protocol):
     resumed: bool
     replaced: bool
 
-    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> None: ...
+    def begin(
+        self,
+        conversion: Mapping[str, Any],
+        *,
+        fresh: bool,
+        overwrite: bool,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Resumes, joins or starts a conversion; `about` is what the journal says of it to people."""
+        ...
 
     @property
     def output(self) -> str:
@@ -97,6 +113,26 @@ class Work(Protocol):
         ...
 
 
+class SharedWork(Work, Protocol):
+    """What processes that each do a share ask beside it."""
+
+    def check_share(self, portion: Portion) -> None:
+        """Refuses a share that does not complete those that are done, or that nobody needs any more."""
+        ...
+
+    def record(self, portion: Portion, digests: Mapping[str, Mapping[tuple[int, ...], int | None]]) -> None:
+        """Says that all units of a share are in their places."""
+        ...
+
+    def awaited(self, share: Share) -> list[Share]:
+        """The shares that are not done yet, of as many as there are of this one; empty where all work is done."""
+        ...
+
+    def is_finished(self) -> bool:
+        """Whether the conversion's checkpoint is in its place."""
+        ...
+
+
 def open_stack(stage: Work, leaf: Array) -> LeafStore | StackStore:
     """Opens a leaf of a task for writing: one leaf, or one for each layer.
 
@@ -128,6 +164,7 @@ class Stage(Work):
         self.store = store
         self.resumed = False
         self.replaced = False
+        self._about: dict[str, Any] = {}
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, LeafStore] = {}
         try:
@@ -148,18 +185,29 @@ class Stage(Work):
             self._lock.close()
             raise self._is_taken()
 
-    def begin(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool = False) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        conversion: Mapping[str, Any],
+        *,
+        fresh: bool,
+        overwrite: bool = False,  # noqa: ARG002
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         """Resumes an interrupted run of the same conversion, or starts a new one.
 
         Args:
           conversion: all that decides over the result, as JSON values.
           fresh: throw away what an earlier run left.
           overwrite: a checkpoint that is there is replaced at the end.
+          about: what the journal says of it to people.
 
         Raises:
           DestinationError: the work area holds another conversion; the message says what differs.
         """
+        self._about = dict(about or {})
         journal = self._read()
+        if SHARED in journal and not fresh:
+            raise DestinationError(f"{self.root}: several processes began to work here meanwhile; {JOIN}")
         found = None if fresh else journal.get("conversion")
         if is_repaired(journal, conversion):
             found = None
@@ -176,7 +224,7 @@ class Stage(Work):
                 self._tidy()
             else:
                 self._clear()
-                self._write_journal(conversion, published=False)
+                self._start_journal(conversion, is_there=bool(journal))
         except OSError as error:
             raise write_error(self.root, error) from None
 
@@ -212,7 +260,7 @@ class Stage(Work):
         return store
 
     def copiers(self, transfer: str) -> int:
-        return COPIERS if transfer == LOCAL else STREAMS
+        return copiers(transfer)
 
     def prepare(self) -> None:
         self.storage.prepare(self.destination, self.root)
@@ -247,8 +295,8 @@ class Stage(Work):
         return DestinationError(f"{self.root}: another ax2mt works on this destination; wait for it to end")
 
     def holds_work(self) -> bool:
-        """Whether some leaf was begun, by this run or an earlier one."""
-        return self.storage.is_directory(os.path.join(self.root, "leaves"))
+        """Whether some leaf was begun, by this run or an earlier one; or the work is not ours alone."""
+        return self.storage.is_directory(os.path.join(self.root, "leaves")) or SHARED in self._read()
 
     def staged_bytes(self) -> int:
         """Bytes that an earlier run has already written."""
@@ -306,11 +354,26 @@ class Stage(Work):
             content = read_json(self.journal, MAX_JOURNAL_BYTES, DestinationError)
         except DestinationError:
             return {}
-        return content if isinstance(content.get("conversion"), dict) and "published" in content else {}
+        known = "published" in content or SHARED in content
+        return content if isinstance(content.get("conversion"), dict) and known else {}
 
-    def _write_journal(self, conversion: Any, *, published: bool, source_fault: bool = False) -> None:
-        content = {"conversion": conversion, "published": published, "source_fault": source_fault}
-        self.storage.write(self.journal, json.dumps(content).encode(), durable=True)
+    def _write_journal(
+        self, conversion: Any, *, published: bool, source_fault: bool = False, name: str | None = None
+    ) -> None:
+        content = {"conversion": conversion, "published": published, "source_fault": source_fault, "about": self._about}
+        self.storage.write(name or self.journal, json.dumps(content).encode(), durable=True)
+
+    def _start_journal(self, conversion: Any, *, is_there: bool) -> None:
+        """Writes the first journal, where no process with a share has written one since we looked."""
+        self._write_journal(conversion, published=False, name=None if is_there else self._first)
+        if not is_there and not claim(self._first, self.journal):
+            if SHARED in self._read():
+                raise DestinationError(f"{self.root}: several processes began to work here meanwhile; {JOIN}")
+            self._write_journal(conversion, published=False)
+
+    @property
+    def _first(self) -> str:
+        return os.path.join(self.root, "journal.json")
 
     def _tidy(self) -> None:
         """Removes what an interrupted run left unfinished: the checkpoint, half chunks, locks of its database.
@@ -325,6 +388,12 @@ class Stage(Work):
                 self.storage.remove(os.path.join(leaves, blob.name))
 
     def _clear(self) -> None:
+        shared = self._read().get(SHARED)
+        if shared is not None:
+            # In one step, so that no process that works there can make anything in it any more.
+            with suppress(OSError):
+                gone = os.path.join(self.root, f"gone-{secrets.token_hex(8)}")
+                SharedFiles(self.root).rename_once(os.path.join(self.root, os.path.basename(shared)), gone)
         for name in self.storage.names(self.root):
             if name != LOCK:
                 self.storage.remove(os.path.join(self.root, name))
@@ -344,6 +413,7 @@ def finish_published(destination: str, conversion: Mapping[str, Any], step: int 
     if storage_of(destination).missing((journal_path(destination),)):
         return False
     stage = Stage(destination, "", ())
+    stage._about = stage._read().get("about") or {}
     found, published = stage.read_journal()
     if published and found == conversion and stage.storage.is_published(stage.publication):
         stage.remove()
@@ -354,6 +424,16 @@ def finish_published(destination: str, conversion: Mapping[str, Any], step: int 
     finally:
         stage.close()
     return False
+
+
+def copiers(transfer: str) -> int:
+    """How many threads pass chunks on into files."""
+    return COPIERS if transfer == LOCAL else STREAMS
+
+
+def conversion_digest(conversion: Mapping[str, Any]) -> str:
+    """What objects and the receipt carry of a conversion."""
+    return hashlib.sha256(json.dumps(conversion, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differences(found: Mapping[str, Any], conversion: Mapping[str, Any]) -> list[str]:

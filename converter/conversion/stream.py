@@ -13,7 +13,7 @@ from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk
 from converter.conversion.rewrite import Rewriter, store_chunk
 from converter.conversion.stage import Work, open_stack
-from converter.planning import IN_STORE, LINK, Task
+from converter.planning import IN_STORE, LINK, Portion, Task
 from converter.storage import storage_of
 from converter.work import ByteBudget, Progress
 
@@ -65,29 +65,36 @@ class Written:
 
 
 def run(
-    conversion: Conversion, stage: Work, progress: Progress, *, watch: Callable[[], None] = lambda: None
+    conversion: Conversion,
+    stage: Work,
+    progress: Progress,
+    *,
+    portion: Portion | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> Written:
-    """Writes all leaves of a conversion into a stage.
+    """Writes the leaves of a conversion into a stage.
 
     Args:
       conversion: the work, and how it is done.
       stage: a stage that was begun for it; what it holds already is checked and kept.
       progress: notified of each unit of work and each finished leaf.
+      portion: what this process does of it; None for all.
       watch: is called a few times a second; what it raises ends the run.
 
     Raises:
       SourceError: something cannot be read or decoded.
       DestinationError: something cannot be written.
     """
-    plan = conversion.plan
-    progress.start(len(plan.leaves), plan.totals.write_bytes)
-    return _Engine(conversion, stage, progress).run(watch)
+    engine = _Engine(conversion, stage, progress, portion)
+    progress.start(engine.leaf_count, engine.write_bytes)
+    return engine.run(watch)
 
 
 class _Engine:
-    def __init__(self, conversion: Conversion, stage: Work, progress: Progress):
+    def __init__(self, conversion: Conversion, stage: Work, progress: Progress, portion: Portion | None):
         self.conversion = conversion
         self.plan = conversion.plan
+        self.portion = portion
         self.stage = stage
         self.progress = progress
         self.budget = ByteBudget(self.plan.options.max_memory)
@@ -98,6 +105,21 @@ class _Engine:
         self.lock = threading.Lock()
         self.rewrites = self._units(rewrite=True)
         self.copies = self._units(rewrite=False)
+
+    @property
+    def leaf_count(self) -> int:
+        """Leaves that something is written of."""
+        if self.portion is None:
+            return len(self.plan.leaves)
+        tasks = (self.plan.tasks[number] for number in self.portion.units)
+        return sum(len(leaf.each) for task in tasks for leaf in task.leaves) + len(self.plan.scalars)
+
+    @property
+    def write_bytes(self) -> int:
+        """Decoded bytes that are written."""
+        if self.portion is None:
+            return self.plan.totals.write_bytes
+        return self.portion.bytes + sum(leaf.bytes for leaf, _ in self.plan.scalars)
 
     def run(self, watch: Callable[[], None]) -> Written:
         self._write_scalars()
@@ -160,15 +182,16 @@ class _Engine:
 
     def _units(self, *, rewrite: bool) -> "Iterator[tuple[_TaskWork, int, Unit]]":
         """All work of a kind in the order of the model; made only as it is asked for."""
-        for task in self.plan.tasks:
-            if (task.blocking is not None) != rewrite:
+        for number, task in enumerate(self.plan.tasks):
+            count = task.units if self.portion is None else self.portion.count(number)
+            if not count or (task.blocking is not None) != rewrite:
                 continue
-            work = _TaskWork(task)
-            units = self._rewrite_units(work) if task.blocking else self._pass_units(work)
+            work = _TaskWork(task, count)
+            units = self._rewrite_units(work, number) if task.blocking else self._pass_units(work, number)
             for memory, unit in units:
                 yield work, memory, unit
 
-    def _pass_units(self, work: "_TaskWork") -> Iterator[tuple[int, Unit]]:
+    def _pass_units(self, work: "_TaskWork", number: int) -> Iterator[tuple[int, Unit]]:
         (array,) = work.task.sources
         (leaf,) = work.task.leaves
         move = link_chunk if work.task.route == LINK else copy_chunk
@@ -186,10 +209,15 @@ class _Engine:
                 self.progress.moved(1, size)
             return array.clipped_bytes(index)
 
-        for index in array.chunk_indices():
+        indices = (
+            array.chunk_indices()
+            if self.portion is None
+            else map(array.chunk_at, itertools.chain.from_iterable(self.portion.units[number]))
+        )
+        for index in indices:
             yield self._pass_memory(work.task, index), lambda index=index: unit(index)
 
-    def _rewrite_units(self, work: "_TaskWork") -> Iterator[tuple[int, Unit]]:
+    def _rewrite_units(self, work: "_TaskWork", number: int) -> Iterator[tuple[int, Unit]]:
         rewriter = Rewriter(work.task, self.stop, self.conversion.computed)
 
         def unit(group: dict[str, tuple[int, int]]) -> int:
@@ -198,7 +226,8 @@ class _Engine:
             self._count(kept=kept, decoded=decoded, encoded=encoded)
             return rewriter.target_bytes(group)
 
-        for group in rewriter.groups():
+        every = rewriter.groups()
+        for group in every if self.portion is None else self.portion.chosen(number, every):
             yield work.task.memory, lambda group=group: unit(group)
 
     def _pass_memory(self, task: Task, index: tuple[int, ...]) -> int:
@@ -223,9 +252,9 @@ def _settled(futures: Sequence[Future[None]]) -> bool:
 class _TaskWork:
     """A task that is under way; its leaves are opened when its first unit begins."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, units: int):
         self.task = task
-        self.open_units = task.units
+        self.open_units = units
         self.stores: list[LeafStore | StackStore] = []
         self._lock = threading.Lock()
 

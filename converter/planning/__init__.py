@@ -2,6 +2,7 @@
 
 from converter.planning.evident import EvidentPlan, evident_plan
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
+from converter.planning.launchers import read_share
 from converter.planning.options import (
     DEFAULT_MEMORY,
     DOWNLOAD,
@@ -16,6 +17,7 @@ from converter.planning.parameters import ParameterReport, ParameterRow, make_re
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
+from converter.planning.share import Load, Portion, Share, divide, portion_of
 from converter.planning.source import (
     Source,
     check_options,
@@ -39,13 +41,16 @@ __all__ = [
     "REWRITE",
     "UPLOAD",
     "EvidentPlan",
+    "Load",
     "Options",
     "PairMismatch",
     "ParameterReport",
     "ParameterRow",
     "Plan",
+    "Portion",
     "Remedies",
     "Route",
+    "Share",
     "Source",
     "Task",
     "Traffic",
@@ -53,6 +58,7 @@ __all__ = [
     "choose_route",
     "chosen_tree",
     "configure_source",
+    "divide",
     "estimate_traffic",
     "evident_match",
     "evident_options",
@@ -63,6 +69,8 @@ __all__ = [
     "make_report",
     "open_source",
     "pair_mismatches",
+    "portion_of",
+    "read_share",
     "scale_mismatches",
     "transfer_between",
 ]

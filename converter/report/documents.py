@@ -220,6 +220,21 @@ PLAN_FIELDS = (
 PLAN = Record("plan", PLAN_FIELDS)
 
 
+PROCESS = record(
+    Field("index", COUNT, "number of the share, from 0", "share.index"),
+    Field("count", COUNT, "how many shares there are", "share.count"),
+    Field("units", COUNT, "blocks and chunks of it", "unit_count"),
+    Field("bytes", COUNT, "of its leaves, decoded, about"),
+    Field("total_bytes", COUNT, "the same of all shares"),
+)
+
+SHARES = Kind(
+    name="list of texts",
+    schema=TEXTS.schema,
+    convert=lambda shares: [str(share) for share in shares],
+    inner=TEXTS.inner,
+)
+
 CONVERT = Record(
     "convert",
     (
@@ -229,6 +244,9 @@ CONVERT = Record(
         PEAK_MEMORY,
         Field("written_bytes", COUNT, "size of the checkpoint's files"),
         Field("resumed", FLAG, "an interrupted run was resumed"),
+        Field("finished", FLAG, "the checkpoint is in its place; false where shares of other processes are awaited"),
+        Field("process", optional(PROCESS), "the share of this process; null where it worked alone", "portion"),
+        Field("awaited", SHARES, "shares that were not done yet when this process ended"),
         group(
             "work",
             "what was done",

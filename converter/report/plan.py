@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BAR = 24
 """Characters of the longest bar."""
 
+MAX_AWAITED = 8
+"""Shares that are named."""
+
 OPPOSITE = 1.0
 """From here on the scales of a pair have opposite signs; a longer bar would only hide the other layers."""
 
@@ -162,6 +165,9 @@ def plural(count: int, noun: str, many: str = "") -> str:
 def print_result(result: "Result", console: Console) -> None:
     """What was done, what is not exact, and what to paste."""
     plan = result.plan
+    if not result.finished:
+        _print_share(result, console)
+        return
     rate = plan.totals.write_bytes / max(result.seconds, 1e-3)
     console.print(f"{plan.source} (step {plan.step}) -> {result.destination}")
     print_totals(plan, console)
@@ -183,6 +189,26 @@ def print_result(result: "Result", console: Console) -> None:
         console.print(line)
     console.print()
     _print_commands(result, console)
+
+
+def _print_share(result: "Result", console: Console) -> None:
+    """What a process did of a conversion that others have to finish."""
+    portion, awaited = result.portion, result.awaited
+    assert portion is not None
+    console.print(f"{result.plan.source} (step {result.plan.step}) -> {result.destination}")
+    console.print(
+        f"Share {portion.share}: {plural(portion.unit_count, 'unit')}, about {format_size(portion.bytes)} of "
+        f"{format_size(portion.total_bytes)} of weights, in {result.seconds:.1f} s "
+        f"(peak memory {format_size(result.peak_memory)})."
+    )
+    console.print(_work_text(result))
+    more = f" and {len(awaited) - MAX_AWAITED} more" if len(awaited) > MAX_AWAITED else ""
+    named = ", ".join(map(str, awaited[:MAX_AWAITED])) + more
+    console.print(f"Not finished: {plural(len(awaited), 'share')} awaited ({named}); whoever does the last commits.")
+    console.print(
+        f"`ax2mt status {result.destination}` shows how far all are. The same command with --process 0/1 does what is "
+        "left."
+    )
 
 
 def _print_commands(result: "Result", console: Console) -> None:
@@ -222,7 +248,10 @@ def _work_text(result: "Result") -> str:
     ]
     if counts.moved:
         parts.insert(1, f"{counts.moved:,} of them ({format_size(counts.moved_bytes)}) moved by the store itself")
-    text = ", ".join(parts) + "." if parts else "The interrupted run had finished all work."
+    nothing = "The interrupted run had finished all work."
+    if result.portion is not None:
+        nothing = "Other processes had done all of it."
+    text = ", ".join(parts) + "." if parts else nothing
     if options.link:
         text += " Linked chunks are the source's own files and carry no checksum: never change either side in place."
     return text[0].upper() + text[1:]

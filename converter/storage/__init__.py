@@ -28,6 +28,7 @@ from converter.storage.reading import (
     store_errors,
 )
 from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
+from converter.storage.shared import SharedFiles, claim
 from converter.storage.write_errors import free_text, write_error
 
 __all__ = [
@@ -45,8 +46,10 @@ __all__ = [
     "Publication",
     "ReadError",
     "Reader",
+    "SharedFiles",
     "Storage",
     "Writer",
+    "claim",
     "find_litter",
     "free_text",
     "has_litter_in",

@@ -37,14 +37,22 @@ FICLONE = 0x40049409
 """Linux's ioctl that makes a file share another file's extents (linux/fs.h)."""
 
 
-def open_chunk_file(path: str, size: int) -> "ChunkFile":
-    """Begins the file of a chunk of about `size` bytes.
+def open_chunk_file(
+    path: str, size: int, part: str = PART, settle: Callable[[str, str], None] = os.replace
+) -> "ChunkFile":
+    """Begins the file of a chunk.
+
+    Args:
+      path: its name.
+      size: its bytes, about.
+      part: what is added to the name while it is written.
+      settle: gives a file that is whole its name: from one name to the other.
 
     Raises:
       OSError: it cannot be created.
     """
     direct = size >= WRITE_SIZE and _is_direct(os.stat(os.path.dirname(path)).st_dev)
-    return DirectFile(path) if direct else ChunkFile(path)
+    return (DirectFile if direct else ChunkFile)(path, part, settle)
 
 
 class ChunkFile:
@@ -53,10 +61,12 @@ class ChunkFile:
     _takes_pages = False
     """Whether whole pages of memory are written without a copy."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, part: str = PART, settle: Callable[[str, str], None] = os.replace):
         self.path = path
+        self._part = path + part
+        self._settle = settle
         self._piece: mmap.mmap | None = None
-        self.descriptor = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(self, data: Any) -> None:
         view = memoryview(data)
@@ -103,12 +113,12 @@ class ChunkFile:
 
     def commit(self) -> None:
         self._close()
-        os.replace(self.path + PART, self.path)
+        self._settle(self._part, self.path)
 
     def abort(self) -> None:
         try:
             self._close()
-            os.unlink(self.path + PART)
+            os.unlink(self._part)
         except OSError:
             pass
 
@@ -157,8 +167,8 @@ class DirectFile(ChunkFile):
 
     _takes_pages = True
 
-    def __init__(self, path: str):
-        super().__init__(path)
+    def __init__(self, path: str, part: str = PART, settle: Callable[[str, str], None] = os.replace):
+        super().__init__(path, part, settle)
         self._memory = _Pieces()
         self._writer: ThreadPoolExecutor | None = None
         self._written: Future[None] | None = None
