@@ -186,10 +186,9 @@ FILES_OF_ITS_OWN = {
     "mapping/file.py": "a user's table",
     "forward/tokens.py": "a user's tokens",
     "forward/run.py": "the file of logits, --out",
-    "cli/result_file.py": "the file of a result, --junit",
     "framework_probe/probe.py": "MaxText's own model files, and a configuration for it",
     "report/json_page.py": "docs/json.md",
-    "cli/output_file.py": "the page of a report, --html",
+    "cli/output_file.py": "the page of a report, --html, and the file of a result, --junit",
     "checkpoints/orbax_commit.py": "hands a local directory to Orbax, which knows no storage of ours",
 }
 """Modules outside of `storage` that open files: what they open is no part of a checkpoint, with one exception."""

@@ -8,7 +8,7 @@ import typer
 from converter import api
 from converter.cli.options import JUnitFile, call, options_of, with_options
 from converter.cli.output import fail_unless, show, timed
-from converter.cli.result_file import ResultFile
+from converter.cli.output_file import OutputFile
 from converter.errors import UsageError
 
 
@@ -24,12 +24,12 @@ def conform(context: typer.Context, as_markdown: bool, junit: str | None, **give
     """Compare a mapping with MaxText and AXLearn as they are installed: leaves, shapes, dtypes, flags."""
     if as_markdown and context.obj.as_json:
         raise UsageError("conform: --markdown and --json exclude each other")
-    with ResultFile("--junit", junit) as file:
-        result = timed(call(api.conform, context, given))
-        if junit is not None:
-            from converter.report.junit import conformance_suites
+    file = OutputFile.checked("--junit", junit, outside=[given["source"]]) if junit is not None else None
+    result = timed(call(api.conform, context, given))
+    if file is not None:
+        from converter.report.junit import conformance_suites
 
-            file.write(conformance_suites(result))
+        file.write(conformance_suites(result))
     from converter.report.conformance import print_conformance, print_conformance_markdown
     from converter.report.documents import CONFORM
 

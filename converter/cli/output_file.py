@@ -1,6 +1,7 @@
 """A file that a command writes beside what it prints: refused before any work, and there whole or not at all."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from converter.errors import DestinationError
@@ -22,13 +23,13 @@ class OutputFile:
     path: str
 
     @classmethod
-    def checked(cls, option: str, given: str, *, outside: str) -> "OutputFile":
+    def checked(cls, option: str, given: str, *, outside: Sequence[str | None] = ()) -> "OutputFile":
         """The file that a user named.
 
         Args:
           option: that named it.
           given: as the user wrote it.
-          outside: a checkpoint, in which a file of ours would be a foreign one.
+          outside: checkpoints, in which a file of ours would be a foreign one.
 
         Raises:
           DestinationError: it cannot be written, or not there.
@@ -43,12 +44,13 @@ class OutputFile:
             raise DestinationError(f"{start}: is {what}; expected the name of a file")
         if not os.access(parent, os.W_OK):
             raise DestinationError(f"{start}: cannot be written: no permission to create files in {parent}")
-        checkpoint = locate(outside, DestinationError).path
-        if "://" not in checkpoint and f"{path}/".startswith(f"{os.path.realpath(checkpoint)}/"):
-            raise DestinationError(
-                f"{start}: lies in the checkpoint {outside}, where `verify` would find a foreign file; choose another "
-                "directory"
-            )
+        for checkpoint in filter(None, outside):
+            place = locate(checkpoint, DestinationError).path
+            if "://" not in place and f"{path}/".startswith(f"{os.path.realpath(place)}/"):
+                raise DestinationError(
+                    f"{start}: lies in the checkpoint {checkpoint}, where `verify` would find a foreign file; choose "
+                    "another directory"
+                )
         return cls(option=option, given=given, path=path)
 
     def write(self, text: str) -> int:

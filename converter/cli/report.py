@@ -39,7 +39,11 @@ def report(context: typer.Context, html: str | None, as_markdown: bool, **given:
     if not given["logits"]:
         refuse_given(context, OF_LOGITS, "without --logits")
     page = _page_writer() if html is not None else None
-    file = OutputFile.checked("--html", html, outside=given["destination"]) if html is not None else None
+    file = (
+        OutputFile.checked("--html", html, outside=[given["source"], given["destination"]])
+        if html is not None
+        else None
+    )
     evidence: Evidence = timed(call(api.gather_evidence, context, given))
     size = file.write(page(evidence)) if file is not None and page is not None else 0
     from converter.report.documents import REPORT

@@ -8,7 +8,7 @@ import typer
 from converter import api
 from converter.cli.options import JUnitFile, call, options_of, refuse_given, with_options
 from converter.cli.output import fail_unless, show, timed
-from converter.cli.result_file import ResultFile
+from converter.cli.output_file import OutputFile
 from converter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,12 +35,13 @@ def verify(context: typer.Context, compare_logits: bool, junit: str | None, **gi
     """Compare a MaxText checkpoint with its source, or with the digests it carries."""
     if not compare_logits:
         refuse_given(context, LOGITS.keys() - BITS.keys(), "without --logits")
-        with ResultFile("--junit", junit) as file:
-            result = timed(call(api.verify, context, {name: given[name] for name in BITS}))
-            if junit is not None:
-                from converter.report.junit import verification_suites
+        checkpoints = given["source"], given["destination"]
+        file = OutputFile.checked("--junit", junit, outside=checkpoints) if junit is not None else None
+        result = timed(call(api.verify, context, {name: given[name] for name in BITS}))
+        if file is not None:
+            from converter.report.junit import verification_suites
 
-                file.write(verification_suites(result))
+            file.write(verification_suites(result))
         _show_bits(context, result)
         return
     if given["destination"] is None:

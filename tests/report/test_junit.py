@@ -1,4 +1,4 @@
-"""JUnit XML: the structure that JUnit's and xUnit's schemas share, hostile names, and the file that it is written to."""
+"""JUnit XML: the structure that the common schemas share, hostile names, and the file that it is written to."""
 
 import os
 from pathlib import Path
@@ -104,8 +104,8 @@ def test_digests_have_cases_too(in_process: Cli, converted, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--junit", "missing/junit.xml"], 5, "--junit missing/junit.xml: cannot be written: No such file or dir"),
-        (["--junit", "."], 5, "--junit .: is a directory; give the name of a file"),
+        (["--junit", "missing/junit.xml"], 5, "--junit missing/junit.xml: there is no directory"),
+        (["--junit", "."], 5, "--junit .: is a directory; expected the name of a file"),
         (["--junit", ""], 5, "empty path"),
         (["--junit", "gs://bucket/junit.xml"], 5, "gs://bucket/junit.xml"),
         (["--junit", "junit.xml", "--logits"], 2, "--junit cannot be used with --logits"),
