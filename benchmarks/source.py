@@ -212,7 +212,7 @@ def _build(path: Path, sizes: Sizes, values: str, *, state: bool = False) -> Pat
     for array in arrays:
         directory = step / "gda" / array.tree / array.name
         directory.mkdir(parents=True)
-        (directory / ".zarray").write_text(json.dumps(_zarray(array)))
+        (directory / ".zarray").write_text(json.dumps(zarray(array)))
         grid = (range(-(-n // c)) for n, c in zip(array.shape, array.chunks, strict=True))
         for key in product(*grid):
             if array.turn:
@@ -247,11 +247,12 @@ def _turned(array: Array, place: tuple[int, ...]) -> str:
 
 def _write_count(directory: Path) -> None:
     directory.mkdir(parents=True)
-    (directory / ".zarray").write_text(json.dumps(_zarray(Array("", (), ()), "<i4")))
+    (directory / ".zarray").write_text(json.dumps(zarray(Array("", (), ()), "<i4")))
     (directory / "0").write_bytes(zstandard.ZstdCompressor(level=1).compress(np.int32(STEP).tobytes()))
 
 
-def _zarray(array: Array, dtype: str = "<f4") -> dict[str, object]:
+def zarray(array: Array, dtype: str = "<f4") -> dict[str, object]:
+    """The `.zarray` of a tensor."""
     return {
         "chunks": list(array.chunks),
         "compressor": {"id": "zstd", "level": 1},
