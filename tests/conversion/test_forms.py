@@ -377,7 +377,7 @@ api.convert(sys.argv[1], sys.argv[2], layout="unscanned", jobs=1, progress=Kille
 
 def chunks_of(items: Path) -> dict[str, bytes]:
     """Every chunk file of a checkpoint, by its path."""
-    files = (path for path in items.glob("params.*/c/**/*") if path.is_file())
+    files = (path for path in items.glob("params.*/**/*") if path.is_file() and path.name != "zarr.json")
     return {str(path.relative_to(items)): path.read_bytes() for path in files}
 
 
