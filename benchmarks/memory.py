@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe
 from benchmarks.measure import measure
-from benchmarks.source import CACHE, memory_source
+from benchmarks.source import CACHE, layered_source, memory_source
 from converter.words import parse_size
 
 ALLOWANCE = 350 << 20
@@ -16,6 +16,7 @@ SOURCES = {
     "many": ("128 MiB chunks", False, False),
     "one": ("one chunk", True, False),
     "random": ("one chunk of random values", True, True),
+    "layers": ("108 MiB chunks of 12 layers, unscanned", False, True),
 }
 """Name to chunking, whether an array is one chunk, and whether it is as large when compressed."""
 
@@ -32,10 +33,13 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for name, (chunking, one_chunk, random) in SOURCES.items():
         path = CACHE / f"memory-{options.array_gib}-{name}"
-        source = memory_source(path, options.array_gib << 30, one_chunk=one_chunk, random=random)
+        layout = ["--layout", "unscanned"] if name == "layers" else []
+        size = options.array_gib << 30
+        source = layered_source(path, size) if layout else memory_source(path, size, one_chunk=one_chunk, random=random)
         shutil.rmtree(output, ignore_errors=True)
         program = str(Path(sys.executable).with_name("ax2mt"))
         command = [program, "convert", "-q", "--json", str(source), str(output), "--max-memory", options.max_memory]
+        command += layout
         result = measure([*command, "--rewrite"] if options.rewrite else command)
         shutil.rmtree(output, ignore_errors=True)
         if random:

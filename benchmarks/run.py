@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks.machine import describe, describe_line
 from benchmarks.measure import Measurement, evict, measure, warm
+from benchmarks.orbax_source import orbax_source
 from benchmarks.source import CACHE, random_source
 from converter.words import parse_size
 
@@ -27,7 +28,13 @@ ROUTES: dict[str, list[str]] = {
     "zarr2": ["--store", "zarr2"],
     "rewrite": ["--rewrite"],
     "rewrite-ocdbt": ["--rewrite", "--store", "ocdbt"],
+    "unscanned": ["--layout", "unscanned"],
+    "unscanned-zstd": ["--layout", "unscanned", "--compress", "zstd"],
+    "orbax": [],
 }
+ORBAX = frozenset({"orbax"})
+"""Routes whose source is in the format of AXLearn's OrbaxCheckpointer, all chunks in one database."""
+
 NAIVE_MEMORY = 4
 """The naive script's peak is three to four times its source: it is left out where that is more than there is."""
 
@@ -51,8 +58,18 @@ def naive_limit() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // NAIVE_MEMORY
 
 
-def run_rounds(source: Path, names: Sequence[str], rounds: int, *, cold: bool) -> dict[str, list[Measurement]]:
-    """Runs every row once a round; a row that fails is not tried again, and its failure is its only measurement."""
+def run_rounds(
+    source: Path, names: Sequence[str], rounds: int, *, cold: bool, database: Path | None = None
+) -> dict[str, list[Measurement]]:
+    """Runs every row once a round; a row that fails is not tried again, and its failure is its only measurement.
+
+    Args:
+      source: a step in AXLearn's native format.
+      names: of the rows.
+      rounds: how often.
+      cold: take the source out of the page cache first.
+      database: the same step as AXLearn's OrbaxCheckpointer writes it, for the rows of `ORBAX`.
+    """
     runs: dict[str, list[Measurement]] = defaultdict(list)
     for number in range(rounds):
         for name in names:
@@ -60,8 +77,9 @@ def run_rounds(source: Path, names: Sequence[str], rounds: int, *, cold: bool) -
                 continue
             shutil.rmtree(OUTPUT, ignore_errors=True)
             os.sync()
-            evict(source) if cold else warm(source)
-            result = measure(command_of(name, source))
+            taken = database if database is not None and name in ORBAX else source
+            evict(taken) if cold else warm(taken)
+            result = measure(command_of(name, taken))
             runs[name].append(result)
             print(f"round {number + 1} {name}: exit {result.code}, {result.seconds:.2f} s", file=sys.stderr)
     shutil.rmtree(OUTPUT, ignore_errors=True)
@@ -71,6 +89,7 @@ def run_rounds(source: Path, names: Sequence[str], rounds: int, *, cold: bool) -
 def summarise(runs: dict[str, list[Measurement]]) -> list[dict[str, Any]]:
     """One row a command: medians, and ratios to the `cp` and `naive` of the same rounds."""
     medians = {name: median(r.seconds for r in taken) for name, taken in runs.items() if not any(r.code for r in taken)}
+    cpu_of_cp = median(r.cpu_seconds for r in runs["cp"]) if "cp" in medians else None
     rows: list[dict[str, Any]] = []
     for name, taken in runs.items():
         failure = next((r for r in taken if r.code), None)
@@ -88,6 +107,7 @@ def summarise(runs: dict[str, list[Measurement]]) -> list[dict[str, Any]]:
                 "seconds": seconds,
                 "all_seconds": [r.seconds for r in taken],
                 "cpu_seconds": median(r.cpu_seconds for r in taken),
+                "cpu_to_cp": median(r.cpu_seconds for r in taken) / cpu_of_cp if cpu_of_cp else None,
                 "peak_bytes": max(map(peak_of, taken)),
                 "to_cp": seconds / medians["cp"] if "cp" in medians else None,
                 "to_naive": seconds / medians["naive"] if "naive" in medians else None,
@@ -114,16 +134,17 @@ def add_growth(rows: list[dict[str, Any]], larger: list[dict[str, Any]]) -> None
             row["peak_growth"] = other["peak_bytes"] / row["peak_bytes"]
 
 
-HEADINGS = ("command", "seconds", "to cp", "to naive", "peak MiB", "time 4x", "peak 4x")
+HEADINGS = ("command", "seconds", "to cp", "CPU to cp", "to naive", "peak MiB", "time 4x", "peak 4x")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row as text; what was not measured is a dash."""
     if row["state"] != "measured":
-        return (row["name"], f"{row['state']} (exit {row['code']})", "-", "-", "-", "-", "-")
-    ratios = [_ratio(row.get(key)) for key in ("to_cp", "to_naive", "time_growth", "peak_growth")]
+        return (row["name"], f"{row['state']} (exit {row['code']})", *["-"] * (len(HEADINGS) - 2))
+    keys = ("to_cp", "cpu_to_cp", "to_naive", "time_growth", "peak_growth")
+    ratios = [_ratio(row.get(key)) for key in keys]
     peak = f"{row['peak_bytes'] / 2**20:.0f}"
-    return (row["name"], f"{row['seconds']:.2f}", ratios[0], ratios[1], peak, ratios[2], ratios[3])
+    return (row["name"], f"{row['seconds']:.2f}", *ratios[:3], peak, *ratios[3:])
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -158,7 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def measured(total: int) -> dict[str, Any]:
         source = random_source(CACHE / f"random-{total}", total)
         names = ["cp", *(name for name in options.routes if name != "naive" or total <= naive_limit())]
-        rows = summarise(run_rounds(source, names, options.rounds, cold=options.cold))
+        database = orbax_source(CACHE / f"orbax-{total}", source) if ORBAX & set(names) else None
+        rows = summarise(run_rounds(source, names, options.rounds, cold=options.cold, database=database))
         return {"bytes": sum(path.stat().st_size for path in source.rglob("*") if path.is_file()), "rows": rows}
 
     sources = [measured(size)]

@@ -161,6 +161,17 @@ def memory_source(path: Path, array_bytes: int, *, one_chunk: bool, random: bool
     return sized_source(path, sizes) if random else formula_source(path, sizes)
 
 
+def layered_source(path: Path, array_bytes: int) -> Path:
+    """A source of 12 layers in chunks of 108 MiB that hold all of them; random values, the rest is tiny.
+
+    Its three expert arrays have about `array_bytes` each.
+    """
+    # 12 repeats x 16 experts x 256 embed x 1152 float32 are two such chunks.
+    groups = max(1, round(array_bytes / (2 * 108 << 20)))
+    sizes = Sizes(embed=256, experts=16 * groups, repeats=12, heads=2, mlp=64, moe_mlp=1152, vocab=64)
+    return sized_source(path, replace(sizes, expert_shard=16, embed_shard=128))
+
+
 def expected_block(name: str, shape: tuple[int, ...], box: Box, turned: tuple[int, int] | None = None) -> np.ndarray:
     """The values of a block of a formula source.
 

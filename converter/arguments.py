@@ -92,7 +92,7 @@ class ConversionArguments(TableArguments, total=False):
     max_memory: Budget
     jobs: Jobs
     store: Annotated[Store, Option("Plain files, one OCDBT database, or zarr2 files for old readers.", "files")]
-    compress: Annotated[Compressor, Option("How chunks that are rewritten are compressed.", "zstd")]
+    compress: Annotated[Compressor | None, Option("For rewritten chunks; default: zstd, none with unscanned layers.")]
     rewrite: Annotated[bool, Option("Decode and encode every chunk; pass none through.", False)]
     link: Annotated[bool, Option("Hard-link chunks instead of copying: no checksums.", False)]
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]

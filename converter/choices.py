@@ -27,7 +27,7 @@ Layout = Literal["scanned", "unscanned"]
 """Where MaxText's layers are: together in one leaf, or each in leaves of its own."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-SCANNED = LAYOUTS[0]
+SCANNED, UNSCANNED = LAYOUTS
 
 CastDtype = Literal[
     "bfloat16", "float16", "float32", "float64",
@@ -46,6 +46,7 @@ Compressor = Literal["zstd", "none"]
 """How chunks that are rewritten are compressed."""
 
 COMPRESSORS: tuple[Compressor, ...] = get_args(Compressor)
+ZSTD, NO_COMPRESSION = COMPRESSORS
 
 MAX_JOBS = 256
 """Blocks in flight, at most: each has a thread."""

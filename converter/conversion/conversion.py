@@ -194,7 +194,7 @@ def _describe(source: Source, plan: Plan) -> dict[str, Any]:
         SOURCE_FILES: _source_digest(source),
         "mapping": f"{plan.table} {plan.table_digest[:16]}",
         "store": plan.options.store,
-        "compress": plan.options.compress,
+        "compress": plan.options.compressor,
         "route": "rewrite" if plan.options.rewrite else "link" if plan.options.link else "pass",
         **source.match.table.states(plan.options.table),
         "tree": plan.tree,

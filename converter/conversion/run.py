@@ -360,7 +360,7 @@ def _origin(conversion: Conversion) -> Origin:
     options = {
         **table.states(plan.options.table),
         "store": plan.options.store,
-        "compress": plan.options.compress,
+        "compress": plan.options.compressor,
         "set": dict(plan.settings),
         "tree": plan.tree,
         "layout": plan.options.layout,

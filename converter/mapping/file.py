@@ -15,6 +15,7 @@ from converter.errors import MappingError
 from converter.location import locate
 from converter.mapping.bundled import table_names, table_path
 from converter.mapping.config_rows import read_config, read_expected
+from converter.mapping.roles import ROTATED
 from converter.mapping.rows import (
     read_arithmetic,
     read_choice,
@@ -203,6 +204,7 @@ def _cross_check(toml: TomlText, table: MappingTable) -> None:
             known(kind, kinds, "kind", toml.line_of("model", number, "kinds"))
     _check_arithmetic(toml, table)
     _check_roles(toml, table)
+    _check_orders(toml, table)
     targets: dict[tuple[str, str], int] = {}
     for row in table.rows:
         for path in row.maxtext:
@@ -223,6 +225,15 @@ def _check_roles(toml: TomlText, table: MappingTable) -> None:
                 if not apart:
                     toml.complain(row.line, f"role {role!r} is also that of line {other.line}")
             others.append(row)
+
+
+def _check_orders(toml: TomlText, table: MappingTable) -> None:
+    """One RoPE rotates q, k and their scales: no option leaves the pairs of some of them in the source's order only."""
+    rotated = [row for row in table.rows if ROTATED & set(row.roles)]
+    for name in table.orders:
+        for row in rotated:
+            if row.unpermuted != name and row.expression.in_source_order() != row.expression:
+                toml.complain(row.line, f"unpermuted: expected {name!r}, which other rows that RoPE rotates have")
 
 
 def _check_arithmetic(toml: TomlText, table: MappingTable) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
-from converter.choices import COMPRESSORS, LAYOUTS, SERVING_DTYPES, STORES, TREES
+from converter.choices import COMPRESSORS, LAYOUTS, NO_COMPRESSION, SERVING_DTYPES, STORES, TREES, UNSCANNED, ZSTD
 from converter.errors import UsageError
 from converter.storage import is_remote, storage_of
 
@@ -35,7 +35,7 @@ class Options:
       transfer: LOCAL, DOWNLOAD, UPLOAD or IN_STORE: it follows from where source and destination are.
       layout: MaxText's layer layout, see LAYOUTS.
       dtype: what weights are cast to; None for none.
-      compress: how chunks that are rewritten are compressed, see COMPRESSORS.
+      compress: how chunks that are rewritten are compressed, see COMPRESSORS; None for what measured best.
     """
 
     table: frozenset[str] = frozenset()
@@ -50,7 +50,20 @@ class Options:
     force: bool = False
     layout: str = LAYOUTS[0]
     dtype: str | None = None
-    compress: str = COMPRESSORS[0]
+    compress: str | None = None
+
+    @property
+    def compressor(self) -> str:
+        """How chunks that are rewritten are compressed.
+
+        Weights hardly compress, and zstd takes time from the conversion and from each restore (docs/storage.md). With a
+        leaf for each layer nearly all chunks are rewritten: there they are raw, unless they travel to a store or carry
+        their checksum in zstd's frame.
+        """
+        if self.compress is not None:
+            return self.compress
+        raw = self.layout == UNSCANNED and self.store != "zarr2" and self.transfer not in (UPLOAD, IN_STORE)
+        return NO_COMPRESSION if raw else ZSTD
 
     @property
     def state_optimizer(self) -> Optimizer | None:
@@ -73,9 +86,9 @@ class Options:
             raise UsageError("--store zarr2 is for local files; use --store files or ocdbt in an object store")
         if self.link and self.rewrite:
             raise UsageError("--link passes chunks through, --rewrite never does; give one of them")
-        if self.compress not in COMPRESSORS:
+        if self.compress not in (None, *COMPRESSORS):
             raise UsageError(f"--compress {self.compress}: expected one of {', '.join(COMPRESSORS)}")
-        if self.compress != COMPRESSORS[0] and self.store == "zarr2":
+        if self.compressor != ZSTD and self.store == "zarr2":
             raise UsageError(
                 f"--store zarr2 keeps its checksums in zstd's frames, --compress {self.compress} writes none; use "
                 "--store files or ocdbt"

@@ -16,7 +16,7 @@ from converter.axes import (
     slab_moving_elements,
 )
 from converter.checkpoints import step_directory
-from converter.choices import COMPRESSORS
+from converter.choices import ZSTD
 from converter.mapping import PARAMS, Configuration, Fit, MatchedRow, Scale, Tree, ValueRule, stack_parts
 from converter.planning.fidelity import TIED_KEY, Remedies
 from converter.planning.options import IN_STORE, JOBS, Options
@@ -286,7 +286,7 @@ def _make_task(row: MatchedRow, tree: str, source: Source, options: Options) -> 
     route = choose_route(
         axis_map, arrays, store=options.store, rewrite=options.rewrite, link=options.link,
         in_store=options.transfer == IN_STORE, value=row.value, dtype=options.dtype, stacked=any(parts),
-        compress=options.compress == COMPRESSORS[0],
+        compress=options.compressor == ZSTD,
     )  # fmt: skip
     blocking, chunks, memory = _cut(axis_map, arrays, route, options, row.value, stacked=any(parts))
     whole = (

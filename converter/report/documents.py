@@ -111,7 +111,7 @@ PLAN_FIELDS = (
         Field("rope", choice(*ROPES), "order of the rotated pairs in q and k", _rope_order),
         Field("max_memory", COUNT, "budget for blocks in flight, in bytes"),
         Field("store", choice(*STORES), "how leaves are stored"),
-        Field("compress", choice(*COMPRESSORS), "how chunks that are rewritten are compressed"),
+        Field("compress", choice(*COMPRESSORS), "how chunks that are rewritten are compressed", "compressor"),
         Field("rewrite", FLAG, "every chunk is decoded and encoded"),
         Field("link", FLAG, "chunks are hard-linked"),
         Field("tree", choice(*TREES), "what becomes the parameters"),

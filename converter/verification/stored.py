@@ -8,8 +8,9 @@ elements with the leaf's own metadata.
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -47,14 +48,28 @@ class StoredLeaf:
     Attributes:
       source: the source array.
       opened: the leaf.
-      order: the leaf's dimension of each of the source's dimensions.
+      order: the leaf's dimension of each of the source's dimensions; a leaf of one layer has the layers as its first.
+      layer: the layer that the leaf holds; None where it holds all of the array.
       place: where the leaf's chunks are objects of a store that knows their checksums; empty elsewhere.
     """
 
     source: Array
     opened: OpenArray
     order: tuple[int, ...]
+    layer: int | None = None
     place: str = ""
+
+    @property
+    def chunks(self) -> list[tuple[int, ...]]:
+        """Where the chunks that the leaf should have stand in the source's grid."""
+        grid: list[Sequence[int]] = [range(count) for count in self.source.grid]
+        if self.layer is not None:
+            grid[self.order.index(0)] = (self.layer,)
+        return list(itertools.product(*grid))
+
+    def _target(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        place = target_index(index, self.order)
+        return place if self.layer is None else place[1:]
 
     @property
     def memory(self) -> int:
@@ -91,7 +106,7 @@ class StoredLeaf:
         The object is whole by its checksum, so that the last bytes are the CRC-32C of the rest: the source's, if both
         have the same bytes.
         """
-        target = target_index(index, self.order)
+        target = self._target(index)
         name = os.path.join(self.place, self.opened.array.chunk_key(target))
         source, found = storage_of(path).stat(path), storage_of(name).stat(name)
         if source.checksum is None or found.checksum != RESIDUE or found.size != source.size + CRC_BYTES:
@@ -100,18 +115,40 @@ class StoredLeaf:
 
     def _found(self, index: tuple[int, ...]) -> Reader:
         try:
-            return open_chunk(self.opened.array, target_index(index, self.order))
+            return open_chunk(self.opened.array, self._target(index))
         except (OSError, SourceError) as error:
             raise VerificationError(str(error)) from None
 
 
-def stored_leaf(task: Task, opened: OpenArray | None, place: str = "") -> StoredLeaf | None:
-    """The leaf of a task, if its metadata says that its chunks are the source's with a checksum behind them.
+def stored_leaves(
+    task: Task, arrays: Mapping[str, OpenArray], places: Mapping[str, str]
+) -> Iterator[tuple[str, StoredLeaf]]:
+    """The leaves of a task whose metadata says that their chunks are the source's with a checksum behind them, by path.
 
     Without a checksum, as where chunks were linked, only decoding shows damage that both sides share.
+
+    Args:
+      task: the work on one row in one place.
+      arrays: path to array, of the leaves that are there.
+      places: where a leaf's chunks are objects of a store that knows their checksums.
     """
+    if len(task.leaves) > 1:
+        return
+    stack = bool(task.leaves[0].parts)
+    proofs: dict[str, bool] = {}
+    for number, part in enumerate(task.leaves[0].each):
+        opened, place = arrays.get(part.path), places.get(part.path, "")
+        found = None if opened is None else _stored_leaf(task, opened, number if stack else None, place, proofs)
+        if found is not None:
+            yield part.path, found
+
+
+def _stored_leaf(
+    task: Task, opened: OpenArray, layer: int | None, place: str, proofs: dict[str, bool]
+) -> StoredLeaf | None:
+    """As `stored_leaves`, for one of them; `proofs` keeps what is known of leaves with equal metadata."""
     permutation = task.axis_map.axis_permutation()
-    if opened is None or task.leaves[0].parts or permutation is None or task.value != COPY or len(task.sources) != 1:
+    if permutation is None or task.value != COPY or len(task.sources) != 1:
         return None
     (source,), leaf = task.sources, opened.array
     encoding, compressor = leaf.encoding, source.compressor
@@ -121,17 +158,23 @@ def stored_leaf(task: Task, opened: OpenArray | None, place: str = "") -> Stored
         and encoding.crc32c
         and not (encoding.foreign or encoding.inner_chunks)
         and leaf.dtype == source.dtype
-        and leaf.chunks == tuple(source.chunks[dim] for dim in permutation)
+        and (leaf.chunks if layer is None else (1, *leaf.chunks)) == tuple(source.chunks[dim] for dim in permutation)
         and (compressor is None) == (leaf.compressor is None)
         and (compressor is None or compressor.get("id") == "zstd")
     )
     order = tuple(permutation.index(dim) for dim in range(len(permutation)))
-    if not fits or not _decodes_alike(task, opened):
+    if not fits:
         return None
-    return StoredLeaf(source=source, opened=opened, order=order, place=place)
+    metadata = opened.store.spec().to_json()["metadata"]
+    key = json.dumps(metadata, sort_keys=True)
+    if key not in proofs:
+        proofs[key] = _decodes_alike(task, opened, metadata, one_layer=layer is not None)
+    if not proofs[key]:
+        return None
+    return StoredLeaf(source=source, opened=opened, order=order, layer=layer, place=place)
 
 
-def _decodes_alike(task: Task, opened: OpenArray) -> bool:
+def _decodes_alike(task: Task, opened: OpenArray, own: Mapping[str, Any], *, one_layer: bool) -> bool:
     """Whether TensorStore, with the leaf's metadata, reads the source's chunks as the leaf that the mapping asks for.
 
     A few small chunks of known elements, under the leaf's own codecs and key encoding, show all that the metadata
@@ -143,13 +186,15 @@ def _decodes_alike(task: Task, opened: OpenArray) -> bool:
     source, expected = _example(small, opened.array.dtype)
     permutation = small.axis_permutation()
     assert permutation is not None
-    chunks = tuple(-(-length // 2) for length in source.shape)
+    left = int(one_layer)  # leading dimensions of the stack that a leaf of one layer does not have
+    chunks = tuple(1 if dim in permutation[:left] else -(-length // 2) for dim, length in enumerate(source.shape))
+    expected = expected[0] if one_layer else expected
     metadata = {
-        **opened.store.spec().to_json()["metadata"],
+        **own,
         "shape": list(expected.shape),
         "chunk_grid": {
             "name": "regular",
-            "configuration": {"chunk_shape": [chunks[dim] for dim in permutation]},
+            "configuration": {"chunk_shape": [chunks[dim] for dim in permutation[left:]]},
         },
         "node_type": "array",
         "zarr_format": 3,
@@ -161,7 +206,8 @@ def _decodes_alike(task: Task, opened: OpenArray) -> bool:
         files.write("zarr.json", json.dumps(metadata).encode()).result()
         for index, stored in _stored_chunks(source, chunks, task.sources[0]):
             place = tuple(index[dim] for dim in permutation)
-            files.write(opened.array.chunk_key(place), stored).result()
+            if not any(place[:left]):
+                files.write(opened.array.chunk_key(place[left:]), stored).result()
         spec = {"driver": "zarr3", "kvstore": memory, "fill_missing_data_reads": False}
         found = ts.open(spec, context=context, read=True).result().read().result()
     except ValueError:

@@ -6,7 +6,6 @@ another way through an axis expression than the one that the conversion takes; t
 """
 
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,7 +21,7 @@ from converter.planning import Plan, Task
 from converter.verification.blocking import cut_task
 from converter.verification.compare import LeafComparison
 from converter.verification.result import FirstFaults
-from converter.verification.stored import StoredLeaf, stored_leaf
+from converter.verification.stored import StoredLeaf, stored_leaves
 from converter.work import ByteBudget, Progress, run_units
 
 STORE_JOBS = 32
@@ -92,15 +91,15 @@ class ValueComparison:
 
     def _stored_units(self, budget: ByteBudget) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
-            path = task.leaves[0].path
-            place = self._places.get(path, "")
-            leaf = None if path in self._fitted else stored_leaf(task, self._arrays.get(path), place)
-            if leaf is None or leaf.memory > budget.limit:
+            if task.leaves[0].path in self._fitted:
                 continue
-            self.stored.add(path)
-            left = _Countdown(math.prod(leaf.source.grid))
-            for index in leaf.source.chunk_indices():
-                yield partial(self._stored_chunk, path, leaf, index, left, budget)
+            for path, leaf in stored_leaves(task, self._arrays, self._places):
+                if leaf.memory > budget.limit:
+                    continue
+                self.stored.add(path)
+                left = _Countdown(len(leaf.chunks))
+                for index in leaf.chunks:
+                    yield partial(self._stored_chunk, path, leaf, index, left, budget)
 
     def _stored_chunk(
         self, path: str, leaf: StoredLeaf, index: tuple[int, ...], left: "_Countdown", budget: ByteBudget
@@ -131,8 +130,12 @@ class ValueComparison:
     def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
         for task in self._plan.tasks:
             arrays = [self._found(leaf) for leaf in task.leaves]
-            if not any(arrays) or task.leaves[0].path in self.stored:
+            paths = {part.path for leaf in task.leaves for part in leaf.each}
+            if not any(arrays) or paths <= self.stored:
                 continue
+            for path in paths & self.stored:  # a layer of a stack that is decoded as a whole
+                self.stored.discard(path)
+                self.comparisons[path] = LeafComparison()
             cut = cut_task(task, arrays, budget.limit)
             reader = BlockReader(task.sources, task.axis_map, cut.blocking)
             chosen = sampled(list(groups(task.axis_map, cut.blocking)), sample)

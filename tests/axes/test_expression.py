@@ -54,6 +54,33 @@ def test_print_then_parse_any(text: str) -> None:
     assert expression.inverse().inverse() == expression
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("(pair 2) -> (2 pair)", "(pair 2) -> (pair 2)"),
+        (QKV, QKV.replace("(2 pair)", "(pair 2)")),
+        ("(1 + 1) a (b 2) -> (2 b) a | a (b 2)", "(1 + 1) a (b 2) -> (b 2) a | a (b 2)"),
+        ("a (heads pair 2) -> heads (2 pair) a", "a (heads pair 2) -> heads (pair 2) a"),
+        ("a (b 2) -> (2 a b)", "a (b 2) -> (b a 2)"),  # what comes from two dimensions stays where it is
+        ("(a b) | (b a) -> (b a + b a)", "(a b) | (b a) -> (a b + b a)"),
+        ("(a 1 b) -> (b 1 a)", "(a 1 b) -> (a 1 b)"),
+        ("a b -> b a", "a b -> b a"),
+    ],
+)
+def test_the_order_of_the_source(text: str, kept: str) -> None:
+    assert str(Expression.parse(text).in_source_order()) == kept
+
+
+@given(expressions())
+def test_the_order_of_the_source_is_one_that_parses(text: str) -> None:
+    expression = Expression.parse(text)
+    kept = expression.in_source_order()
+    assert Expression.parse(str(kept)) == kept
+    assert kept.in_source_order() == kept
+    assert kept.sources == expression.sources
+    assert [len(tensor) for tensor in kept.targets] == [len(tensor) for tensor in expression.targets]
+
+
 def test_with_axis() -> None:
     expression = Expression.parse("embed heads -> heads embed").with_axis("layers", source_at=0, target_at=1)
     assert str(expression) == "layers embed heads -> heads layers embed"

@@ -1,6 +1,10 @@
 """Every family in every form: what AXLearn saves, what MaxText loads, leaf by leaf against plain numpy."""
 
 import itertools
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,9 @@ import numpy as np
 import pytest
 
 from converter import api
-from converter.choices import LAYOUTS, Layout
+from converter.choices import LAYOUTS, ROPES, Compressor, Layout, Rope
 from converter.errors import MappingError, SourceError, UsageError
+from converter.planning.options import Options
 from tests.conftest import AXLEARN, Cli
 from tests.helpers import axlearn_checkpoint, families
 from tests.helpers.axlearn_checkpoint import write_checkpoint
@@ -63,18 +68,34 @@ def settings(name: str) -> tuple[str, ...]:
 
 
 EVERYWHERE = ("sharded", "unrolled", "orbax", "orbax, unrolled")
-MATRIX = [
-    (name, form, layout)
-    for name, form, layout in itertools.product(MODELS, SOURCES, LAYOUTS)
-    if form in EVERYWHERE or name in ("micro-fuji-gqa", "micro-hybrid")
+MATRIX: list[tuple[str, str, Layout, Rope]] = [
+    *(("micro-hybrid", form, LAYOUTS[i % 2], ROPES[i // 2 % 2]) for i, form in enumerate(SOURCES)),
+    *(("micro-hybrid", form, LAYOUTS[(i + 1) % 2], ROPES[i % 2]) for i, form in enumerate(SOURCES) if "unr" in form),
+    *(("micro-fuji-gqa", form, LAYOUTS[(i + 1) % 2], ROPES[i // 2 % 2]) for i, form in enumerate(SOURCES)),
+    *(
+        (name, form, LAYOUTS[(i + j) % 2], ROPES[(i + j // 2) % 2])
+        for i, name in enumerate(FAMILIES)
+        for j, form in enumerate(EVERYWHERE)
+        if name != "micro-fuji-gqa"
+    ),
 ]
+"""Every form of a source into both layouts; named layers of two kinds too. The families differ in their tables only: of
+them every pair of a family, a form, a layout and an order."""
 
 
-@pytest.mark.parametrize(("name", "form", "layout"), MATRIX)
-def test_every_leaf(name: str, form: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_the_matrix_has_every_pair() -> None:
+    kinds = [MODELS, EVERYWHERE, LAYOUTS, ROPES]
+    for (one, values), (other, others) in itertools.combinations(enumerate(kinds), 2):
+        assert set(itertools.product(values, others)) <= {(case[one], case[other]) for case in MATRIX}
+    assert set(itertools.product(SOURCES, LAYOUTS)) <= {case[1:3] for case in MATRIX}
+
+
+@pytest.mark.parametrize(("name", "form", "layout", "rope"), MATRIX)
+def test_every_leaf(name: str, form: str, layout: Layout, rope: Rope, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors(name))
-    result = api.convert(source, tmp_path / "out", layout=layout, set=settings(name))
-    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected(name, layout))
+    result = api.convert(source, tmp_path / "out", layout=layout, rope=rope, set=settings(name))
+    leaves = expected(name, layout, interleaved=rope == "interleaved")
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), leaves)
     verified = api.verify(source, tmp_path / "out")
     assert verified.ok, verified.findings
     assert verified.leaves == len(result.plan.leaves)
@@ -102,11 +123,18 @@ def test_what_is_not_split_or_permuted_is_passed(form: str, layout: Layout, pass
     assert reasons == permuted if passed else reasons == {*permuted, "chunks hold 2 layers"}
 
 
-@pytest.mark.parametrize("options", [
-    {"store": "ocdbt"}, {"store": "zarr2"}, {"rewrite": True}, {"compress": "none"}, {"untie": True}, {"check": True},
-    {"jobs": 1},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("form", ["sharded", "orbax, unrolled"])
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("sharded", {"store": "ocdbt"}),
+        ("orbax, unrolled", {"store": "ocdbt"}),
+        ("orbax, unrolled", {"store": "zarr2"}),
+        ("orbax, unrolled", {"rewrite": True}),
+        ("sharded", {"compress": "zstd", "untie": True, "jobs": 1}),
+        ("orbax, unrolled", {"check": True}),
+    ],
+    ids=str,
+)
 def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors("micro-hybrid"))
     api.convert(source, tmp_path / "out", layout="unscanned", **options)
@@ -115,19 +143,23 @@ def test_other_options_of_unscanned(form: str, options: dict[str, Any], tmp_path
     assert api.verify(source, tmp_path / "out").ok
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", ["unrolled", "orbax"])
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    [("unrolled", "scanned"), ("unrolled", "unscanned"), ("sharded layers", "unscanned"), ("orbax", "scanned")],
+)
 def test_links(form: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES[form](tmp_path / "step_00000100", read_tensors("micro-fuji-gqa"))
     result = api.convert(source, tmp_path / "out", link=True, layout=layout)
     assert_same_leaves(newest_orbax.restore(tmp_path / "out"), expected("micro-fuji-gqa", layout))
     linked = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.stat().st_nlink > 1]
-    assert bool(linked) == (form == "unrolled")
-    assert {task.route for task in result.plan.tasks} == {"link" if form == "unrolled" else "pass", "rewrite"}
+    # Only q, k and v are other files: each layer's chunk is a file of the source, however many there are.
+    passed = [task for task in result.plan.tasks if task.route != "rewrite"]
+    assert len(linked) == (0 if form == "orbax" else sum(task.units for task in passed))
+    assert {task.route for task in passed} == {"pass" if form == "orbax" else "link"}
+    assert api.verify(source, tmp_path / "out").ok
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["micro-fuji-gqa", "micro-hybrid"])
+@pytest.mark.parametrize(("name", "layout"), [("micro-fuji-gqa", "unscanned"), ("micro-hybrid", "scanned")])
 def test_a_cast_rounds_to_the_nearest_even(name: str, layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
     source = SOURCES["unrolled"](tmp_path / "step_00000100", read_tensors(name))
     api.convert(source, tmp_path / "out", dtype="bfloat16", layout=layout)
@@ -154,8 +186,7 @@ def test_a_value_that_the_cast_cannot_hold(tmp_path: Path) -> None:
         api.convert(source, tmp_path / "out", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_state_of_an_unrolled_training(layout: Layout, tmp_path: Path, newest_orbax: Restorer) -> None:
+def test_the_state_of_an_unrolled_training(tmp_path: Path, newest_orbax: Restorer) -> None:
     tensors = read_tensors("micro-fuji-gqa")
     moments = {
         f"learner/optimizer/1/0/{name}/{path.removeprefix('model/')}": values * factor
@@ -165,28 +196,29 @@ def test_the_state_of_an_unrolled_training(layout: Layout, tmp_path: Path, newes
     counts = {f"learner/optimizer/1/{number}/count": np.int32(100) for number in (0, 3)}
     every = {**tensors, **moments, **{path: np.array(count) for path, count in counts.items()}}
     source = write_orbax_checkpoint(tmp_path / "step_00000100", unrolled(every))
-    api.convert(source, tmp_path / "out", state=True, layout=layout)
+    api.convert(source, tmp_path / "out", state=True, layout="unscanned")
     found = newest_orbax.restore(tmp_path / "out", step=99)
-    for path, values in expected("micro-fuji-gqa", layout).items():
+    for path, values in expected("micro-fuji-gqa", "unscanned").items():
         inside = path.removeprefix("params/")
         for place, factor in ((path, 1), (f"opt_state/0/mu/{inside}", 0.5), (f"opt_state/0/nu/{inside}", 0.25)):
             np.testing.assert_array_equal(found[place], values * np.float32(factor), err_msg=place)
     assert api.verify(source, tmp_path / "out").ok
 
 
-@pytest.mark.parametrize("name", ["micro-fuji-mha-unrolled-orbax", "micro-hybrid-unrolled"])
-def test_goldens_compute_axlearns_logits(name: str, tmp_path: Path, in_process: Cli) -> None:
-    for layout in LAYOUTS:
-        done = in_process("convert", AXLEARN / name, tmp_path / layout, "--untie", "--layout", layout)
-        assert done.code == 0, done.err
-        ids, out = tmp_path / "ids.npz", tmp_path / f"{layout}.npz"
-        np.savez(ids, input_ids=families.golden(name, "input_ids"))
-        patch = ["--norm-after-rope"] if "hybrid" in name else []
-        computed = in_process("logits", tmp_path / layout, "--tokens", ids, "--out", out, *patch)
-        assert computed.code == 0, computed.err
-        with np.load(out) as file:
-            found = file["logits"]
-        assert np.abs(found - families.golden(name)).max() < 3e-5
+@pytest.mark.parametrize(
+    ("name", "layout"), [("micro-fuji-mha-unrolled-orbax", "scanned"), ("micro-hybrid-unrolled", "unscanned")]
+)
+def test_goldens_compute_axlearns_logits(name: str, layout: Layout, tmp_path: Path, in_process: Cli) -> None:
+    done = in_process("convert", AXLEARN / name, tmp_path / "out", "--untie", "--layout", layout)
+    assert done.code == 0, done.err
+    ids, out = tmp_path / "ids.npz", tmp_path / "logits.npz"
+    np.savez(ids, input_ids=families.golden(name, "input_ids"))
+    patch = ["--norm-after-rope"] if "hybrid" in name else []
+    computed = in_process("logits", tmp_path / "out", "--tokens", ids, "--out", out, *patch)
+    assert computed.code == 0, computed.err
+    with np.load(out) as file:
+        found = file["logits"]
+    assert np.abs(found - families.golden(name)).max() < 3e-5
 
 
 def test_more_than_ten_layers_are_ordered_by_number(tmp_path: Path, newest_orbax: Restorer) -> None:
@@ -296,3 +328,69 @@ def test_parameters_of_both_layouts(tmp_path: Path) -> None:
 def test_every_pair_of_option_values_is_described(in_process: Cli) -> None:
     for command, option in itertools.product(("convert", "plan"), ("--layout", "--dtype")):
         assert option in in_process(command, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("options", "transfer", "compressor"),
+    [
+        ({}, "local", "zstd"),
+        ({"layout": "unscanned"}, "local", "none"),
+        ({"layout": "unscanned", "compress": "zstd"}, "local", "zstd"),
+        ({"compress": "none"}, "local", "none"),
+        ({"layout": "unscanned", "store": "zarr2"}, "local", "zstd"),
+        ({"layout": "unscanned"}, "download", "none"),
+        ({"layout": "unscanned"}, "upload", "zstd"),
+        ({"layout": "unscanned"}, "in store", "zstd"),
+    ],
+)
+def test_what_compresses_rewritten_chunks(options: dict[str, Any], transfer: str, compressor: str) -> None:
+    made = Options(**options, transfer=transfer)
+    made.check()
+    assert made.compressor == compressor
+
+
+@pytest.mark.parametrize(("compress", "codecs"), [(None, set()), ("zstd", {"zstd"})])
+def test_unscanned_chunks_are_not_compressed(compress: Compressor | None, codecs: set[str], tmp_path: Path) -> None:
+    result = api.convert(AXLEARN / "micro-gala", tmp_path / "out", layout="unscanned", compress=compress)
+    leaf = tmp_path / "out/0/items/params.params.decoder.layers_1.mlp.wo.kernel/zarr.json"
+    names = {codec["name"] for codec in json.loads(leaf.read_text())["codecs"]}
+    assert names - {"bytes", "crc32c", "transpose"} == codecs
+    assert json.loads((tmp_path / "out" / "ax2mt.json").read_text())["options"]["compress"] == (compress or "none")
+    assert {leaf.compressor is None for leaf in result.plan.leaves if "layers_1" in leaf.path} == {not codecs}
+
+
+KILLED = """
+import os, signal, sys
+from converter import api
+from converter.work import Silent
+
+class Killed(Silent):
+    left = 20
+    def leaf_done(self, path):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+api.convert(sys.argv[1], sys.argv[2], layout="unscanned", jobs=1, progress=Killed())
+"""
+
+
+def chunks_of(items: Path) -> dict[str, bytes]:
+    """Every chunk file of a checkpoint, by its path."""
+    files = (path for path in items.glob("params.*/**/*") if path.is_file() and path.name != "zarr.json")
+    return {str(path.relative_to(items)): path.read_bytes() for path in files}
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    source = SOURCES["sharded"](tmp_path / "step_00000100", read_tensors("micro-hybrid"))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    resumed = api.convert(source, tmp_path / "out", layout="unscanned")
+    assert resumed.resumed
+    assert 0 < resumed.written.counts.kept < sum(task.units for task in resumed.plan.tasks)
+    api.convert(source, tmp_path / "other", layout="unscanned")
+    one, other = (chunks_of(tmp_path / name / "0" / "items") for name in ("out", "other"))
+    assert one == other
+    assert len(one) > 40
+    assert api.verify(source, tmp_path / "out", decode=True).ok

@@ -1,5 +1,6 @@
 """Conversions of arrays and chunks that are large against the memory budget: streamed, slab by slab, or refused."""
 
+import math
 import os
 import tracemalloc
 from dataclasses import replace
@@ -20,6 +21,7 @@ from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_tensors, expected_leaves, write_checkpoint
 from tests.helpers.compare import assert_same_leaves
 from tests.helpers.conversion import conversion_of, run
+from tests.helpers.forms import unscanned
 from tests.helpers.restorer import Restorer
 
 QKV = f"{STACK}/layer0/self_attention/attention/i_proj/i_proj/qkv_proj/weight"
@@ -129,3 +131,29 @@ def test_a_stream_holds_no_more_slabs_than_planned(
     stage.close()
     # The slab and its rearranged copy; what zstd and the file hold is not traced.
     assert peak < 2.5 * task.blocking.block_bytes
+
+
+LAYERED = {**SMALL, "embed": 96, "moe_mlp": 192, "experts": 4, "repeats": 12}
+"""A twelfth of the published chunks: 9 MiB, of all layers of one expert group."""
+
+
+@pytest.mark.parametrize(("budget", "streamed"), [(32 << 20, False), (14 << 20, True)])
+def test_leaves_of_twelve_layers_from_chunks_that_hold_all(
+    budget: int, streamed: bool, tmp_path: Path, newest_orbax: Restorer
+) -> None:
+    """Each chunk is decoded once, however many leaves it becomes, and never beside all of them at once."""
+    tensors = envy_tensors(LAYERED)
+    chunks = {EXPERTS: (12, 2, 96, 192), OUT: (12, 48, *tensors[OUT].shape[2:])}
+    source = write_checkpoint(tmp_path / "step_00000100", tensors, chunks=chunks)
+    result = run(source, tmp_path / "out", layout="unscanned", max_memory=budget)
+    tasks = {task.sources[0].path: task for task in result.plan.tasks}
+    blocking = tasks[EXPERTS].blocking
+    assert blocking
+    assert blocking.streamed == streamed
+    assert len(tasks[EXPERTS].leaves[0].each) == 12
+    written = result.written
+    assert result.plan.totals.memory <= budget
+    assert written.peak_in_flight <= budget
+    rewritten = [array for task in tasks.values() if task.route == "rewrite" for array in task.sources]
+    assert written.counts.decoded == sum(math.prod(array.grid) for array in rewritten)
+    assert_same_leaves(newest_orbax.restore(tmp_path / "out"), unscanned(expected_leaves(tensors)))

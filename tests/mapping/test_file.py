@@ -83,6 +83,9 @@ def test_a_valid_table() -> None:
         ('size = "mlp"', 'size = "mlq"', ["t.toml:24: unknown axis 'mlq'; did you mean 'mlp'?"]),
         ('{ size = "mlp" }', '{ has = "mo" }', ["t.toml:24: unknown kind 'mo'; did you mean 'moe'?"]),
         ('{ size = "mlp" }', '{ unless = "x" }', ["t.toml:24: unknown option 'x'"]),
+        ('{ size = "mlp" }', '{ value = 1, option = "x" }', ["t.toml:24: unknown option 'x'"]),
+        ('{ size = "mlp" }', '{ size = "mlp", option = "x" }', ["t.toml:24: width: option goes with a value, without"]),
+        ('when = "dense"', 'unpermuted = "x"', ["t.toml:18: unpermuted: the axes of {layer}/wide/kernel are in the"]),
         (
             '{ size = "mlp" }',
             '{ siz = "mlp" }',
@@ -229,3 +232,13 @@ def test_a_fault_counts_once_however_many_lines_explain_it() -> None:
         parse_mapping(VALID.replace("embed mlp -> mlp embed", "embed (mlp -> mlp embed"), "t.toml")
     assert len(caught.value.details) == 3
     assert caught.value.message == "mapping file t.toml has 1 fault"
+
+
+@pytest.mark.parametrize("name", ["fuji", "honeycrisp"])
+def test_one_option_leaves_all_that_rope_rotates(name: str) -> None:
+    text = Path(table_path(name)).read_text()
+    first = text.index('unpermuted = "interleaved"\n')
+    with pytest.raises(MappingError) as raised:
+        parse_mapping(text[:first] + text[first:].replace('unpermuted = "interleaved"\n', "", 1), "t.toml")
+    (fault,) = raised.value.details
+    assert fault.endswith("unpermuted: expected 'interleaved', which other rows that RoPE rotates have")

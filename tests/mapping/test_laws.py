@@ -1,6 +1,7 @@
 """Laws of whole tables: every row leads back, nothing is lost, and a scale has the same bits on every route."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def test_every_row_leads_back(table: MappingTable, data: st.DataObject) -> None:
     sizes = data.draw(sizes_for(table))
     places = [(s.axis or STACK_AXIS, t.axis or STACK_AXIS) for s in table.axlearn.layers for t in table.maxtext.layers]
     for row in table.rows:
-        for source_at, target_at in places if row.in_layer else [(None, None)]:
-            expression = row.expression
+        kept = [row.expression.in_source_order()] if row.unpermuted else []
+        cases = itertools.product([row.expression, *kept], places if row.in_layer else [(None, None)])
+        for own, (source_at, target_at) in cases:
+            expression = own
             if row.in_layer:
-                expression = expression.with_axis(LAYER_AXIS, source_at=source_at, target_at=target_at)
+                expression = own.with_axis(LAYER_AXIS, source_at=source_at, target_at=target_at)
             axis_map = AxisMap(expression, {name: sizes[name] for name in expression.names()})
             shapes = [tensor_shape(axes, sizes) for axes in expression.sources]
             sources = [numbered(shape, 1000 * number) for number, shape in enumerate(shapes)]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import DATA, Cli
 from tests.helpers import environments
+from tests.helpers.axlearn_checkpoint import halves
 from tests.helpers.training_runs import Run, TrainLoops, below, largest, relative
 from tests.helpers.training_state import expected_state, maxtext_state
 
@@ -57,7 +58,7 @@ class Training:
         self.cli = cli
         self.runs: list[Run] = []
         self.problems: dict[str, str] = {}
-        for prepare in (self.envy, self.fuji, self.mup, self.pax):
+        for prepare in (self.envy, self.interleaved, self.fuji, self.mup, self.pax):
             try:
                 prepare()
             except AssertionError as error:
@@ -87,6 +88,11 @@ class Training:
             Run(name="resumed", command=command, batches=batches, changes={"load_full_state_path": ""}),
             Run(name="parameters", command=command, batches=batches, changes=bare),
         ]
+
+    def interleaved(self) -> None:
+        """Envy with the rotated pairs of q and k as AXLearn has them."""
+        made = convert(self.cli, ENVY / "axlearn", self.folder / "interleaved", "--rope", "interleaved")
+        self.runs.append(Run(name="interleaved", command=made["command"], batches=ENVY / "batches.npz"))
 
     def fuji(self) -> None:
         """Fuji, for which MaxText needs no patch."""
@@ -160,6 +166,26 @@ def test_five_steps_are_axlearns(run: str, golden: Path, training: Training) -> 
         assert relative(moments_of(end)(moment), moments_of(expected)(moment)) < 2e-6
     assert (end["step"], end["opt_state/0/count"]) == (STEP + 5, STEP + 5)
     assert end[SCHEDULE] == found[f"start/{SCHEDULE}"] + 5
+
+
+def permuted(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parameters with the pairs of q, k and their norm scales as MaxText's usual RoPE has them."""
+
+    def turned(path: str, values: np.ndarray) -> np.ndarray:
+        if path.endswith(("query/kernel", "key/kernel")):
+            return halves(values)
+        return halves(values.T).T if path.endswith(("query_norm/scale", "key_norm/scale")) else values
+
+    return {path: turned(path, values) for path, values in state.items()}
+
+
+def test_five_steps_in_the_order_of_axlearn(training: Training) -> None:
+    found = training["interleaved"]
+    assert_same_steps(found, axlearn(ENVY, "axlearn_next.npz"))
+    start, end = (permuted(below(found, f"{time}/params/")) for time in ("start", "end"))
+    expected = below(expected_state(ENVY), "params/")
+    assert {path for path, values in expected.items() if start[path].tobytes() != values.tobytes()} == set()
+    assert max(largest(end, below(next_state(ENVY), "params/")).values()) < 1e-6
 
 
 def test_both_ways_of_loading_are_the_same(training: Training) -> None:

@@ -30,6 +30,8 @@ ROUTES = (
     ("--rewrite",),
     ("--rewrite", "--store", "ocdbt"),
     ("--untie", "--max-memory", "32MiB"),
+    ("--layout", "unscanned"),
+    ("--layout", "unscanned", "--rope", "interleaved", "--store", "ocdbt"),
 )
 
 KINDS = ("checkpoint", "empty", "new")

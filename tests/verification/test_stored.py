@@ -16,6 +16,7 @@ from converter.planning.options import Options
 from converter.verification.run import verify
 from converter.work import Silent
 from tests.helpers.axlearn_checkpoint import STACK, dimensions, envy_tensors, write_checkpoint
+from tests.helpers.forms import unrolled
 from tests.helpers.verification import against_digests, both_ways
 
 LEAVES = 27
@@ -238,3 +239,45 @@ def test_damage_of_the_source_is_its_own_fault(source: Path, converted: Path, tm
     for decode in (False, True):
         with pytest.raises(SourceError, match=r"wi_0_weight: chunk 1\.1\.1\.0"):
             verify(str(copy), str(converted), Silent(), decode=decode)
+
+
+def layered(tmp_path: Path, *, store: str = "files") -> tuple[Path, Path]:
+    """An unrolled source, and leaves for each layer of it."""
+    tensors = unrolled(envy_tensors(dimensions(8, 8, 8, 8, 8, 8, 8, 8, 8)))
+    source = write_checkpoint(tmp_path / "step_00000100", tensors)
+    convert(Request(str(source), str(tmp_path / "out"), Options(layout="unscanned", store=store)), Silent())
+    return source, tmp_path / "out"
+
+
+@pytest.mark.parametrize("store", ["files", "ocdbt"])
+def test_leaves_of_one_layer_are_compared_as_they_are_stored(store: str, tmp_path: Path) -> None:
+    result = both_ways(*layered(tmp_path, store=store))
+    assert result.ok
+    # The embedding, the last norm, and of each of 16 layers all but q, k, v and the two scales.
+    assert (result.stored_leaves, result.leaves) == (2 + (result.leaves - 2) - 16 * 5, result.leaves)
+
+
+def test_one_layer_of_a_stack_that_differs(tmp_path: Path) -> None:
+    """All of its layers are decoded then, and no element is counted twice."""
+    source, checkpoint = layered(tmp_path)
+    leaf = "params.params.decoder.layers_5.MoeBlock_0.wo"
+    place = checkpoint / "0" / "items"
+    shutil.rmtree(place / leaf)
+    shutil.copytree(place / leaf.replace("_5", "_7"), place / leaf)
+    result = both_ways(source, checkpoint)
+    (finding,) = result.findings
+    assert (finding.check, finding.place) == ("values", leaf.replace(".", "/"))
+    assert finding.elements == 8**3
+    assert result.elements == both_ways(*layered(tmp_path / "whole")).elements
+
+
+def test_a_leaf_of_one_layer_under_other_metadata(tmp_path: Path) -> None:
+    source, checkpoint = layered(tmp_path)
+    leaf = "params.params.decoder.layers_3.self_attention.out.kernel"
+
+    def change(metadata: Metadata) -> None:
+        (transpose,) = (codec for codec in codecs(metadata) if codec["name"] == "transpose")
+        transpose["configuration"]["order"] = transpose["configuration"]["order"][::-1]
+
+    change_metadata(checkpoint, leaf, change)
+    assert [finding.place for finding in both_ways(source, checkpoint).findings] == [leaf.replace(".", "/")]
