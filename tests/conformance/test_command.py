@@ -12,8 +12,8 @@ import pytest
 from converter.conformance.subjects import published_subject
 from converter.mapping import load_bundled
 from converter.report.documents import DOCUMENTS
-from tests.conftest import AXLEARN, MAXTEXT, Cli
 from tests.conformance.conftest import Framework
+from tests.conftest import AXLEARN, MAXTEXT, Cli
 
 TABLES = json.loads((AXLEARN / "param_tables.json").read_text())
 """AXLearn's own parameters of Envy, as the real AXLearn made them."""
@@ -141,6 +141,7 @@ PYTHON = sys.executable
         (["--axlearn", PYTHON, "--config", "x", "--untie"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x", "--option", "untie"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x", "--set", "rope_max_timescale=1"], "need --maxtext"),
+        (["--axlearn", PYTHON, "--config", "x", "--layout", "scanned"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x:"], "--config x:: expected NAME, MODULE:NAME or FILE.py:NAME"),
         (["--maxtext", ""], "empty path of a Python"),
         (["--maxtext", "/nothing/python"], "--maxtext /nothing/python: cannot be started: No such file or directory"),

@@ -86,7 +86,10 @@ def test_a_perfect_maxtext(layout: str) -> None:
 
 def test_exactly_what_was_changed_is_reported() -> None:
     model, answer = subject(), perfect(subject(), "scanned")
-    gate, query = "decoder/layers/layers_1/MoeBlock_0/gate/kernel", "decoder/layers/layers_0/self_attention/query/kernel"
+    gate, query = (
+        "decoder/layers/layers_1/MoeBlock_0/gate/kernel",
+        "decoder/layers/layers_0/self_attention/query/kernel",
+    )
     leaves = {**answer.leaves, "decoder/layers/layers_1/MoeBlock_0/router/kernel": answer.leaves[gate]}
     del leaves[gate]
     leaves[query] = dataclasses.replace(leaves[query], shape=(8, 2, 2, 4))
