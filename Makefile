@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test check format docs bench bench-memory bench-restore bench-verify bench-bucket bench-22b torture clean
+.PHONY: demo test test-versions dist conform check format docs bench bench-memory bench-restore bench-verify bench-bucket bench-22b torture clean
 
 $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the path; set PYTHON=..."; exit 1; }
@@ -27,10 +27,29 @@ test: $(VENV)/ready
 	@mkdir -p build
 	$(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=build/tests
 
+# The tests of the core on Python 3.11, 3.12 and 3.13, with the lowest and the newest versions of what it needs;
+# NAMES="3.11-lowest" runs some of them.
+test-versions: $(VENV)/ready
+	$(BIN)/python tests/helpers/versions.py $(NAMES)
+
+# Wheel and source distribution, checked and installed into clean environments.
+dist: $(VENV)/ready
+	@rm -rf build/dist
+	$(BIN)/python -P -m build --outdir build/dist .
+	$(BIN)/python -m twine check --strict build/dist/*
+	$(BIN)/python -P tests/helpers/distributions.py build/dist
+
+# Every published size in both layouts against the real MaxText.
+conform: $(VENV)/ready
+	$(BIN)/python tests/helpers/environments.py
+	$(BIN)/ax2mt conform --maxtext .venv-maxtext/bin/python
+
 check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

@@ -287,6 +287,7 @@ def conform(
             maxtext=_optional(options["maxtext"]),
             axlearn=_optional(options["axlearn"]),
             config=options["config"],
+            layout=options["layout"],
             step=options["step"],
             mapping=_optional(options["mapping"]),
             options=_table_options(options["untie"], options["option"]),

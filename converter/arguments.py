@@ -138,6 +138,7 @@ class ConformArguments(SourceArguments, total=False):
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
     maxtext: Annotated[Path | None, Option("The Python of an environment with MaxText.", metavar="PYTHON")]
     axlearn: Annotated[Path | None, Option("The Python of an environment with AXLearn.", metavar="PYTHON")]
+    layout: Annotated[Layout | None, Option("All layers in one leaf, or each in leaves of its own; default: both.")]
     config: Annotated[str | None, Option("AXLearn's: NAME, MODULE:NAME or FILE.py:NAME.", metavar="NAME")]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.checkpoints import TrainerConfig, parse_trainer_config
+from converter.choices import LAYOUTS
 from converter.conformance.answers import AnswerError, AXLearnAnswer, MaxTextAnswer, read_axlearn, read_maxtext
 from converter.conformance.compare import (
     asked_config,
@@ -40,6 +41,7 @@ class ConformRequest:
       mapping: a user's own table, or the name of a bundled one; None for all bundled ones.
       options: options of the mapping table that are on.
       settings: the user's `KEY=VALUE` texts for maxtext.yml.
+      layout: the only layer layout of MaxText that is compared; None for each.
     """
 
     source: str | None = None
@@ -51,6 +53,7 @@ class ConformRequest:
     mapping: str | None = None
     options: frozenset[str] = frozenset()
     settings: tuple[str, ...] = ()
+    layout: str | None = None
 
     def check(self) -> None:
         """Refuses what cannot be asked together.
@@ -67,8 +70,10 @@ class ConformRequest:
         for python in (self.maxtext, self.axlearn):
             if python is not None and not python:
                 raise UsageError("conform: empty path of a Python; is a shell variable unset?")
-        if self.maxtext is None and (self.options or self.settings):
-            raise UsageError("conform: --option, --untie and --set change what MaxText gets, and need --maxtext")
+        if self.layout is not None and self.layout not in LAYOUTS:
+            raise UsageError(f"--layout {self.layout}: expected one of {', '.join(LAYOUTS)}")
+        if self.maxtext is None and (self.options or self.settings or self.layout):
+            raise UsageError("conform: --option, --untie, --set and --layout are about MaxText, and need --maxtext")
 
 
 def conform(request: ConformRequest) -> Conformance:
@@ -84,6 +89,8 @@ def conform(request: ConformRequest) -> Conformance:
     check_options(tables, request.options)
     axlearn = _ask_axlearn(request, tables)
     subjects = _subjects(request, tables, axlearn)
+    if request.layout is not None:
+        subjects = [subject.only(request.layout) for subject in subjects]
     models: list[ModelComparison] = []
     installed: list[Installed] = []
     if axlearn is not None and request.axlearn is not None:
@@ -97,7 +104,7 @@ def conform(request: ConformRequest) -> Conformance:
         peak_memory=axlearn[0].peak_memory if axlearn is not None else 0,
     )
     if request.maxtext is not None:
-        result = _with_maxtext(result, request.maxtext, subjects)
+        result = with_maxtext(result, request.maxtext, subjects)
     return dataclasses.replace(result, notes=(*result.notes, *_version_notes(result.installed)))
 
 
@@ -145,8 +152,13 @@ def _ask_axlearn(request: ConformRequest, tables: Sequence[MappingTable]) -> tup
     return read, parse_trainer_config(read.lines.encode())
 
 
-def _with_maxtext(result: Conformance, python: str, subjects: Sequence[Subject]) -> Conformance:
-    """The result with the comparison with MaxText: all models in one process."""
+def with_maxtext(result: Conformance, python: str, subjects: Sequence[Subject]) -> Conformance:
+    """Adds the comparison with MaxText to a result: all subjects in one process, each in every layout that it has.
+
+    Raises:
+      UsageError: the interpreter cannot be started, or has no MaxText.
+      VerificationError: it gives no valid answer.
+    """
     named = {f"{number} {layout}": (one, layout) for number, one in enumerate(subjects) for layout in one.matches}
     question = {
         "framework": "maxtext",

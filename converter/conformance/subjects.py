@@ -1,5 +1,6 @@
 """What is compared with the frameworks: a checkpoint, a published size, or the model of an AXLearn configuration."""
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from converter.axes import AxisMap
 from converter.checkpoints import TrainerConfig
 from converter.choices import LAYOUTS
 from converter.conformance.result import Leaf
+from converter.errors import UsageError
 from converter.mapping import (
     Configuration,
     MappingTable,
@@ -65,6 +67,16 @@ class Subject:
             trained=trained.learner if trained is not None else None,
             lines=trained.lines if trained is not None else None,
         )
+
+    def only(self, layout: str) -> "Subject":
+        """The same model in one of its layouts.
+
+        Raises:
+          UsageError: the table does not have that layout.
+        """
+        if layout not in self.matches:
+            raise UsageError(f"--layout {layout}: mapping '{self.table.name}' has {', '.join(self.matches)} only")
+        return dataclasses.replace(self, matches={layout: self.matches[layout]})
 
     def source_leaves(self) -> dict[str, Leaf]:
         """The tensors that AXLearn has to have."""

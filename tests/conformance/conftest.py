@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Cli
 
-Framework = Callable[[Any], str]
+Framework = Callable[..., str]
 
 
 @pytest.fixture(scope="session")

@@ -141,6 +141,7 @@ PYTHON = sys.executable
         (["--axlearn", PYTHON, "--config", "x", "--untie"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x", "--option", "untie"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x", "--set", "rope_max_timescale=1"], "need --maxtext"),
+        (["--axlearn", PYTHON, "--config", "x", "--layout", "scanned"], "need --maxtext"),
         (["--axlearn", PYTHON, "--config", "x:"], "--config x:: expected NAME, MODULE:NAME or FILE.py:NAME"),
         (["--maxtext", ""], "empty path of a Python"),
         (["--maxtext", "/nothing/python"], "--maxtext /nothing/python: cannot be started: No such file or directory"),

@@ -1,4 +1,4 @@
-"""JUnit XML: the structure that the common schemas share, hostile names, and the file that it is written to."""
+"""JUnit XML: the structure that JUnit's and xUnit's schemas share, hostile names, and the file that holds it."""
 
 import os
 from pathlib import Path
