@@ -21,6 +21,8 @@ def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
 
 def printable(text: str) -> str:
     """The text with control characters escaped, so that paths and file contents cannot steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 

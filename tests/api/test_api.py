@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
 UNEQUAL = AXLEARN / "micro-hybrid"
-FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "inspect")
+FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "inspect", "gather_evidence")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
@@ -49,13 +49,20 @@ def test_the_page_names_every_function_and_every_error() -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("plan", "plan"), ("convert", "convert"), ("logits", "logits"), ("parameters", "params"), ("inspect", "inspect")],
+    [
+        ("plan", "plan"),
+        ("convert", "convert"),
+        ("logits", "logits"),
+        ("parameters", "params"),
+        ("inspect", "inspect"),
+        ("gather_evidence", "report"),
+    ],
 )
 def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> None:
     options = {
         option.name: option.default
         for option in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "help")
+        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "html", "help")
     }
     parameters = inspect.signature(getattr(api, name)).parameters
     assert set(parameters) - {"progress"} == set(options)
@@ -79,7 +86,9 @@ def test_every_argument_is_documented(name: str) -> None:
         assert f"\n  {key}: " in documented
         assert parameter.annotation is not parameter.empty
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
-        function(SOURCE, SOURCE, bogus=1) if name in ("convert", "compare_logits") else function(SOURCE, bogus=1)
+        function(SOURCE, SOURCE, bogus=1) if name in ("convert", "compare_logits", "gather_evidence") else function(
+            SOURCE, bogus=1
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,6 +203,11 @@ def test_one_progress_for_all(tmp_path: Path) -> None:
             "--option no: no bundled mapping has such an option",
         ),
         (lambda: converter.verify(SOURCE, SOURCE, dtype="bf16"), errors.UsageError, "--dtype bf16: expected one of"),  # type: ignore[arg-type]
+        (
+            lambda: converter.gather_evidence(SOURCE, SOURCE, tokens="x", min_top1=1),
+            errors.UsageError,
+            "--min-top1, --tokens cannot be used without --logits",
+        ),
         (lambda: converter.verify(SOURCE, step=1), errors.UsageError, "need a source"),
         (lambda: converter.convert("/nothing", "/nowhere"), errors.SourceError, "/nothing"),
         (

@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": [SOURCE, "out"],
     "plan": [SOURCE],
     "verify": [SOURCE, GOLDEN],
+    "report": [SOURCE, GOLDEN],
     "params": [SOURCE],
     "inspect": [SOURCE],
     "logits": [SOURCE],
@@ -112,8 +113,9 @@ def test_quiet_prints_nothing(name: str, tmp_path: Path, cli: Cli) -> None:
         (["verify", UNEQUAL, GOLDEN], "verification failed with 23 findings"),
         (["params", SOURCE, MAXTEXT / "envy-test" / "scanned"], "the parameters are not equivalent"),
         (["verify", UNEQUAL, GOLDEN, "--logits"], "verification failed: kl_max is"),
+        (["report", UNEQUAL, GOLDEN], "Not equivalent: 23 findings"),
     ],
-    ids=["verify", "params", "logits"],
+    ids=["verify", "params", "logits", "report"],
 )
 def test_quiet_says_why_a_verification_failed(arguments: list[object], why: str, cli: Cli) -> None:
     done = cli(*arguments, "-q")

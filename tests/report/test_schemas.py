@@ -36,6 +36,7 @@ GOLDEN = str(DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied")
         ("logits", ["logits", SOURCE], 0),
         ("verify --logits", ["verify", SOURCE, GOLDEN, "--logits"], 0),
         ("verify --logits", ["verify", str(DATA / "axlearn" / "micro-hybrid"), GOLDEN, "--logits"], 6),
+        ("report", ["report", str(DATA / "axlearn" / "micro-hybrid"), GOLDEN, "--logits"], 6),
         ("error", ["verify", GOLDEN, "-q"], 6),
         ("error", ["params", "--model", "unknown"], 4),
         ("error", ["params"], 2),

@@ -3,6 +3,9 @@
 // Search boxes are shown only where they work.
 document.documentElement.classList.add("scripted");
 
+// A shape is one word, written with spaces or without.
+const plain = (text) => text.toLowerCase().replace(/(\d) *x *(?=\d)/g, "$1x");
+
 for (const box of document.querySelectorAll("input[type=search]")) {
   const table = document.getElementById(box.dataset.table);
   const output = document.getElementById(box.dataset.output);
@@ -13,12 +16,12 @@ for (const box of document.querySelectorAll("input[type=search]")) {
     body,
     rows: Array.from(body.rows)
       .filter((row) => !row.classList.contains("group"))
-      .map((row) => ({ row, text: row.textContent.toLowerCase() })),
+      .map((row) => ({ row, text: plain(row.textContent) })),
   }));
 
   box.addEventListener("input", () => {
     bodies ??= read();
-    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = plain(box.value).split(/\s+/).filter(Boolean);
     let shown = 0;
     let all = 0;
     for (const { body, rows } of bodies) {
