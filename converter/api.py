@@ -31,7 +31,7 @@ from converter.choices import CAST_DTYPES, LAYOUTS, MAX_JOBS, QK_NORMS
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
-    from converter.conversion import Result
+    from converter.conversion import Result, Status
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan, Share
     from converter.verification import Verification
@@ -139,10 +139,13 @@ def verify(
     if dtype is not None and dtype not in CAST_DTYPES:
         raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
     progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
+    share = _share(options["process"])
     if destination is None:
         if (step, mapping, tree, dtype, sample) != (None,) * 5:
             raise UsageError("--step, --mapping, --tree, --dtype and --sample need a source: verify SRC DST")
-        return verify_digests(os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs)
+        return verify_digests(
+            os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs, share=share
+        )
     return compare(
         os.fspath(source),
         os.fspath(destination),
@@ -155,6 +158,7 @@ def verify(
         decode=options["decode"],
         max_memory=memory,
         jobs=jobs,
+        share=share,
     )
 
 
@@ -269,6 +273,20 @@ def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH
     from converter.checkpoints import inspect as look
 
     return look(os.fspath(path))
+
+
+@documented
+def status(
+    destination: Annotated[Path, Option("Where a conversion was begun.", metavar="DST")],
+) -> "Status":
+    """Tells how far a conversion is that is under way or was interrupted, and which command finishes it.
+
+    Raises:
+      DestinationError: a journal or a record beside the destination is damaged.
+    """
+    from converter.conversion import conversion_status
+
+    return conversion_status(os.fspath(destination))
 
 
 def _options(given: ConversionArguments) -> "Options":

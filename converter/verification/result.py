@@ -3,6 +3,8 @@
 import threading
 from dataclasses import dataclass
 
+from converter.planning import Share
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -66,6 +68,7 @@ class Verification:
       cast: errors of the cast; None where no leaf was cast.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
+      share: which part this process compared; None for all of it.
     """
 
     method: str
@@ -82,6 +85,7 @@ class Verification:
     cast: CastReport | None
     seconds: float
     peak_memory: int
+    share: Share | None = None
 
     @property
     def ok(self) -> bool:

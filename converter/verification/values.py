@@ -6,9 +6,11 @@ another way through an axis expression than the one that the conversion takes; t
 """
 
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,8 @@ from converter.arrays import Array, BlockReader, OpenArray, slices
 from converter.axes import AxisMap, Blocking, Box, Span, block_map, groups, target_box
 from converter.errors import VerificationError
 from converter.mapping import Scale
-from converter.planning import Plan, Task
-from converter.verification.blocking import cut_task
+from converter.planning import Load, Plan, Portion, Share, Task, divide
+from converter.verification.blocking import Cut, cut_task
 from converter.verification.compare import LeafComparison
 from converter.verification.result import FirstFaults
 from converter.verification.stored import StoredLeaf, stored_leaf
@@ -68,39 +70,81 @@ class ValueComparison:
         self._places = places or {}
         self._lock = threading.Lock()
 
-    def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool) -> None:
-        """Compares all leaves.
+    def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool, share: Share) -> None:
+        """Compares all leaves, or a share of their chunks and blocks.
 
         Args:
           max_memory: bytes that blocks in flight may take together.
           jobs: blocks in flight.
           sample: the fraction of blocks to compare, all of them decoded; None for all.
           decode: decode every chunk, also where the stored bytes decide.
+          share: which part is compared. A leaf with a chunk whose stored bytes differ is decoded whole, to say what of
+            it differs.
 
         Raises:
           SourceError: a chunk of the source is missing or damaged.
           UsageError: a chunk does not fit the budget.
         """
-        for leaf, scalar in self._plan.scalars:
-            self._scalar(leaf.path, np.array(scalar.value, leaf.dtype))
-        total = sum(opened.array.bytes for opened in self._arrays.values())
-        self._progress.start(len(self._arrays), total)
         budget = ByteBudget(max_memory)
-        if sample is None and not decode:
-            run_units(self._stored_units(budget), STORE_JOBS if self._places else jobs)
-        run_units(self._units(budget, sample), jobs)
+        stored = self._stored_leaves(budget) if sample is None and not decode else {}
+        blocks = {
+            number: self._blocks(task, budget, sample)
+            for number, task in enumerate(self._plan.tasks)
+            if number not in stored
+        }
+        portion = self._portion(stored, blocks, share)
+        if share.index == 0:
+            for leaf, scalar in self._plan.scalars:
+                self._scalar(leaf.path, np.array(scalar.value, leaf.dtype))
+        self._progress.start(len(self._arrays), portion.bytes)
+        run_units(self._stored_units(stored, portion, budget), STORE_JOBS if self._places else jobs)
+        for number in stored:
+            task = self._plan.tasks[number]
+            if task.leaves[0].path not in self.stored:
+                blocks[number] = self._blocks(task, budget, None)
+        self.stored &= {self._plan.tasks[number].leaves[0].path for number in portion.units}
+        run_units(self._units(blocks, stored, portion, budget), jobs)
 
-    def _stored_units(self, budget: ByteBudget) -> Iterator[Callable[[], None]]:
-        for task in self._plan.tasks:
+    def _stored_leaves(self, budget: ByteBudget) -> dict[int, StoredLeaf]:
+        """The leaves that are compared as they are stored, by the numbers of their tasks."""
+        found: dict[int, StoredLeaf] = {}
+        for number, task in enumerate(self._plan.tasks):
             path = task.leaves[0].path
             place = self._places.get(path, "")
             leaf = None if path in self._fitted else stored_leaf(task, self._arrays.get(path), place)
-            if leaf is None or leaf.memory > budget.limit:
-                continue
-            self.stored.add(path)
-            left = _Countdown(math.prod(leaf.source.grid))
-            for index in leaf.source.chunk_indices():
-                yield partial(self._stored_chunk, path, leaf, index, left, budget)
+            if leaf is not None and leaf.memory <= budget.limit:
+                found[number] = leaf
+                self.stored.add(path)
+        return found
+
+    def _blocks(self, task: Task, budget: ByteBudget, sample: float | None) -> "_Blocks":
+        """The blocks of a task that are decoded and compared."""
+        arrays = [self._found(leaf) for leaf in task.leaves]
+        if not any(arrays):
+            return _Blocks(None, ())
+        cut = cut_task(task, arrays, budget.limit)
+        return _Blocks(cut, tuple(sampled(list(groups(task.axis_map, cut.blocking)), sample)))
+
+    def _portion(self, stored: Mapping[int, StoredLeaf], blocks: Mapping[int, "_Blocks"], share: Share) -> Portion:
+        """What of it is this share's."""
+        loads = [
+            Load(
+                units=math.prod(stored[number].source.grid) if number in stored else len(blocks[number].groups),
+                bytes=sum(leaf.bytes for leaf in task.leaves),
+                decoded=number not in stored,
+            )
+            for number, task in enumerate(self._plan.tasks)
+        ]
+        return divide(loads, share.count)[share.index]
+
+    def _stored_units(
+        self, stored: Mapping[int, StoredLeaf], portion: Portion, budget: ByteBudget
+    ) -> Iterator[Callable[[], None]]:
+        for number, leaf in stored.items():
+            path = self._plan.tasks[number].leaves[0].path
+            left = _Countdown(portion.count(number))
+            for unit in itertools.chain.from_iterable(portion.units.get(number, ())):
+                yield partial(self._stored_chunk, path, leaf, leaf.source.chunk_at(unit), left, budget)
 
     def _stored_chunk(
         self, path: str, leaf: StoredLeaf, index: tuple[int, ...], left: "_Countdown", budget: ByteBudget
@@ -128,14 +172,19 @@ class ValueComparison:
         except VerificationError as error:
             self.broken.add(path, error.message.removeprefix(f"{path}: "))
 
-    def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
-        for task in self._plan.tasks:
-            arrays = [self._found(leaf) for leaf in task.leaves]
-            if not any(arrays) or task.leaves[0].path in self.stored:
+    def _units(
+        self,
+        blocks: Mapping[int, "_Blocks"],
+        stored: Mapping[int, StoredLeaf],
+        portion: Portion,
+        budget: ByteBudget,
+    ) -> Iterator[Callable[[], None]]:
+        for number, task in enumerate(self._plan.tasks):
+            if number not in blocks or (cut := blocks[number].cut) is None:
                 continue
-            cut = cut_task(task, arrays, budget.limit)
+            every = blocks[number].groups
+            chosen = list(every) if number in stored else list(portion.chosen(number, every))
             reader = BlockReader(task.sources, task.axis_map, cut.blocking)
-            chosen = sampled(list(groups(task.axis_map, cut.blocking)), sample)
             left = _Countdown(len(chosen))
             for group in chosen:
                 yield partial(self._group, task, _read(reader, cut.blocking, group), left, budget, cut.memory)
@@ -240,6 +289,19 @@ class ValueComparison:
                     expected, there = expected[0], there[0]
                 comparison.add(starts[layers:], steps[layers:], expected, there)
         self._progress.advance(found.nbytes)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What is decoded of a task.
+
+    Attributes:
+      cut: how the task is cut; None where none of its leaves is there.
+      groups: what is read in one go, in order.
+    """
+
+    cut: Cut | None
+    groups: tuple[Span, ...]
 
 
 def _read(reader: BlockReader, blocking: Blocking, group: Span) -> Iterator[_Block]:

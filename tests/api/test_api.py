@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
 UNEQUAL = AXLEARN / "micro-hybrid"
-FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "inspect")
+FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "status", "inspect")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
@@ -49,7 +49,14 @@ def test_the_page_names_every_function_and_every_error() -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("plan", "plan"), ("convert", "convert"), ("logits", "logits"), ("parameters", "params"), ("inspect", "inspect")],
+    [
+        ("plan", "plan"),
+        ("convert", "convert"),
+        ("logits", "logits"),
+        ("parameters", "params"),
+        ("status", "status"),
+        ("inspect", "inspect"),
+    ],
 )
 def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> None:
     options = {

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": [SOURCE, GOLDEN],
     "params": [SOURCE],
     "inspect": [SOURCE],
+    "status": [GOLDEN],
     "logits": [SOURCE],
     "mappings list": [],
     "mappings show": ["envy"],
