@@ -82,6 +82,7 @@ torture: $(VENV)/ready
 	    random_source(Path('build/torture/source'), 200_000_000)"
 	$(BIN)/python -m tests.torture.kill build/torture/source build/torture/work --count 200
 	$(BIN)/python -m tests.torture.kill_gcs --count 100
+	$(BIN)/python -m tests.torture.kill_shares build/torture/shares --count 50
 	AX2MT_FUZZ=100 $(BIN)/python -m pytest tests/faults/test_fuzz.py -n 2 --timeout=0 --basetemp=build/torture/fuzz
 
 clean:

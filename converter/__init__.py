@@ -14,6 +14,7 @@ __all__ = [
     "logits",
     "parameters",
     "plan",
+    "status",
     "verify",
 ]
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         logits,
         parameters,
         plan,
+        status,
         verify,
     )
     from converter.version import __version__ as __version__

@@ -36,7 +36,7 @@ from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NO
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
     from converter.conformance import Conformance
-    from converter.conversion import Result
+    from converter.conversion import Result, Status
     from converter.evidence import Evidence
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan, Share
@@ -143,10 +143,13 @@ def verify(
     step, mapping, sample = options["step"], _optional(options["mapping"]), options["sample"]
     tree, dtype = options["tree"], _cast_dtype(options)
     progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
+    share = _share(options["process"])
     if destination is None:
         if (step, mapping, tree, dtype, sample) != (None,) * 5:
             raise UsageError("--step, --mapping, --tree, --dtype and --sample need a source: verify SRC DST")
-        return verify_digests(os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs)
+        return verify_digests(
+            os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs, share=share
+        )
     return compare(
         os.fspath(source),
         os.fspath(destination),
@@ -159,6 +162,7 @@ def verify(
         decode=options["decode"],
         max_memory=memory,
         jobs=jobs,
+        share=share,
     )
 
 
@@ -348,6 +352,20 @@ def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH
     from converter.checkpoints import inspect as look
 
     return look(os.fspath(path))
+
+
+@documented
+def status(
+    destination: Annotated[Path, Option("Where a conversion was begun.", metavar="DST")],
+) -> "Status":
+    """Tells how far a conversion is that is under way or was interrupted, and which command finishes it.
+
+    Raises:
+      DestinationError: a journal or a record beside the destination is damaged.
+    """
+    from converter.conversion import conversion_status
+
+    return conversion_status(os.fspath(destination))
 
 
 def _refuse_options_of_logits(given: EvidenceArguments) -> None:

@@ -151,6 +151,7 @@ class VerifyArguments(SourceArguments, total=False):
     decode: Annotated[bool, Option("Decode every chunk, also where the stored bytes decide.", False)]
     max_memory: Budget
     jobs: Jobs
+    process: Process
     progress: ProgressObject
 
 

@@ -28,7 +28,7 @@ from converter.version import __version__
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
-    from converter.conversion import Result
+    from converter.conversion import Result, Status
     from converter.forward import LogitsResult
     from converter.planning import ParameterReport, Plan
 
@@ -101,6 +101,16 @@ def inspect(context: typer.Context, found: "Inspection") -> None:
     from converter.report.verify import print_inspection
 
     show(context, INSPECTION, found, print_inspection)
+
+
+@command()
+@shows(api.status)
+def status(context: typer.Context, found: "Status") -> None:
+    """Show how far a conversion is, and which command finishes it."""
+    from converter.report.documents import STATUS
+    from converter.report.status import print_status
+
+    show(context, STATUS, found, print_status)
 
 
 @command()

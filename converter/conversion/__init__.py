@@ -2,10 +2,13 @@
 
 from converter.conversion.destination import resolve_destination
 from converter.conversion.run import Request, Result, convert
+from converter.conversion.status import Status, conversion_status
 
 __all__ = [
     "Request",
     "Result",
+    "Status",
+    "conversion_status",
     "convert",
     "resolve_destination",
 ]

@@ -405,6 +405,10 @@ class ObjectStage(SharedWork):
             return None, {}
         return journal, parse_json(data, DestinationError, label=self.journal)
 
+    def read_journal(self) -> dict[str, Any] | None:
+        """What the journal says; None where there is none."""
+        return self._read()[1] or None
+
     def _stat(self, name: str) -> Blob | None:
         try:
             return self.storage.stat(name)

@@ -43,7 +43,7 @@ from converter.errors import DestinationError
 from converter.planning import Portion, Share
 from converter.storage import Publication, SharedFiles, claim, read_json, storage_of, write_error
 
-LEAVES, COMMITS, CHECKPOINT = "leaves", "commits", "checkpoint"
+LEAVES, COMMITS, CHECKPOINT, JOURNAL = "leaves", "commits", "checkpoint", "journal.json"
 
 
 class SharedStage(SharedWork):
@@ -106,7 +106,7 @@ class SharedStage(SharedWork):
                 "start over with --fresh and without --process",
                 differences(content["conversion"], self._conversion),
             )
-        self._enter(content[SHARED])
+        self.enter(content[SHARED])
         if not self._local.is_directory(self.root):
             if self.is_finished():
                 raise DestinationError(f"{self.destination}: the conversion is finished")
@@ -118,20 +118,14 @@ class SharedStage(SharedWork):
 
     def _start(self, about: Mapping[str, Any]) -> bool:
         """Begins the conversion; False where another process did meanwhile."""
-        self._enter(self._own)
-        self._local.make_directory(self.root)
-        if not self._files.has_links():
+        self.enter(self._own)
+        try:
+            self._make(about)
+            is_first = claim(self._at(JOURNAL), self._journal)
+        except BaseException:
             self._discard()
-            raise DestinationError(
-                f"{self._place}: the file system has no hard links, which processes need to share the work; convert "
-                "with one process"
-            )
-        self._local.prepare(self.destination, self.root)
-        for name in (LEAVES, COMMITS, DONE):
-            self._files.make_directory(self._at(name))
-        content = {"conversion": dict(self._conversion), SHARED: self._own, "about": dict(about)}
-        self._files.write(self._at("journal.json"), json.dumps(content).encode(), durable=True)
-        if not claim(self._at("journal.json"), self._journal):
+            raise
+        if not is_first:
             self._discard()
             return False
         if self.is_finished():
@@ -140,7 +134,22 @@ class SharedStage(SharedWork):
             raise DestinationError(f"{self.destination}: the conversion is finished")
         return True
 
-    def _enter(self, name: str) -> None:
+    def _make(self, about: Mapping[str, Any]) -> None:
+        """Makes an empty work area, which nobody knows of yet."""
+        self._local.make_directory(self.root)
+        if not self._files.has_links():
+            raise DestinationError(
+                f"{self._place}: the file system has no hard links, which processes need to share the work; convert "
+                "with one process"
+            )
+        self._local.prepare(self.destination, self.root)
+        for name in (LEAVES, COMMITS, DONE):
+            self._files.make_directory(self._at(name))
+        content = {"conversion": dict(self._conversion), SHARED: self._own, "about": dict(about)}
+        self._files.write(self._at(JOURNAL), json.dumps(content).encode(), durable=True)
+
+    def enter(self, name: str) -> None:
+        """Takes the directory of that name in the work area for its own."""
         self.root = os.path.join(self._place, os.path.basename(str(name)))
         self._files = SharedFiles(self.root)
 
@@ -363,7 +372,7 @@ def finish_published_shares(destination: str, conversion: Mapping[str, Any], ste
     content = read_journal(stage._journal)
     ours = content is not None and SHARED in content and content["conversion"] == conversion
     if ours and content is not None:
-        stage._enter(content[SHARED])
+        stage.enter(content[SHARED])
         if stage.is_decided() and not stage.is_finished():
             stage.help_publish()
     if not stage.is_finished():

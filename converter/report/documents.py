@@ -274,6 +274,29 @@ CONVERT = Record(
     ),
 )
 
+STATUS = Record(
+    "status",
+    (
+        Field("destination", TEXT, "where the checkpoint goes"),
+        Field(
+            "state",
+            choice("nothing", "begun", "finished"),
+            "begun: under way or interrupted; finished: a checkpoint is in its place, and nothing beside it",
+        ),
+        Field("source", optional(TEXT), "the AXLearn step directory; null where it is not known"),
+        STEP,
+        Field("version", optional(TEXT), "of the ax2mt that began it; null where it is not known"),
+        Field("leaves", COUNT, "that there will be; 0 where that is not known"),
+        Field("total_bytes", COUNT, "their size, decoded"),
+        Field("done_bytes", COUNT, "of the shares that are done, decoded, about"),
+        Field("stored_bytes", COUNT, "of what is in place, as it is stored"),
+        Field("idle_seconds", optional(SECONDS), "since the last of it was written; null where that is not known"),
+        Field("done", SHARES, "shares that are done", lambda status: [one.share for one in status.done]),
+        Field("awaited", SHARES, "shares that are not, of as many processes"),
+        Field("command", optional(TEXT), "finishes the conversion; null where there is nothing to finish"),
+    ),
+)
+
 VERIFY = Record(
     "verify",
     (
@@ -287,6 +310,14 @@ VERIFY = Record(
         Field("elements", COUNT, "compared"),
         Field("bytes", COUNT, "their size, decoded", "compared_bytes"),
         Field("sample", optional(NUMBER), "the fraction of blocks that was compared; null for all"),
+        Field(
+            "process",
+            optional(
+                record(Field("index", COUNT, "number of the share, from 0"), Field("count", COUNT, "of all shares"))
+            ),
+            "the share that was compared; null for all",
+            "share",
+        ),
         objects(
             "findings",
             "all that is wrong",
@@ -756,7 +787,7 @@ MAPPING_CHECK = Record(
 DOCUMENTS: dict[str, Record] = {
     kind.name: kind
     for kind in (
-        ERROR, PLAN, CONVERT, VERIFY, COMPARISON, LOGITS, PARAMETERS, CONFORM, REPORT, INSPECTION,
+        ERROR, PLAN, CONVERT, STATUS, VERIFY, COMPARISON, LOGITS, PARAMETERS, CONFORM, REPORT, INSPECTION,
         MAPPINGS, MAPPING, MAPPING_CHECK,
     )
 }  # fmt: skip

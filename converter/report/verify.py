@@ -30,7 +30,8 @@ def print_verification(result: Verification, console: Console) -> None:
     """What was compared, everything that is wrong, and the verdict."""
     origin = f"{result.source} (step {result.step})" if result.source else "unknown source"
     against = origin if result.method == "source" else "its own digests"
-    console.print(f"{result.destination} against {against}")
+    share = f", share {result.share}" if result.share is not None else ""
+    console.print(f"{result.destination} against {against}{share}")
     for finding in result.findings[:MAX_SHOWN]:
         console.print(f"  {finding.check}: {finding.place}: {finding.message}")
         if finding.first_index is not None:

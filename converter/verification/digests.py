@@ -32,7 +32,7 @@ from converter.checkpoints import (
 )
 from converter.errors import DestinationError, VerificationError
 from converter.location import locate
-from converter.planning import DEFAULT_MEMORY
+from converter.planning import DEFAULT_MEMORY, Load, Share, divide
 from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
 from converter.verification.result import Finding, FirstFaults, Verification
@@ -53,7 +53,13 @@ MAX_LITTER = 10
 
 
 def verify_digests(
-    destination: str, progress: Progress, *, decode: bool = False, max_memory: int = DEFAULT_MEMORY, jobs: int = 2
+    destination: str,
+    progress: Progress,
+    *,
+    decode: bool = False,
+    max_memory: int = DEFAULT_MEMORY,
+    jobs: int = 2,
+    share: Share | None = None,
 ) -> Verification:
     """Checks the leaves and files of a checkpoint against the digests written by `convert`.
 
@@ -63,6 +69,7 @@ def verify_digests(
       decode: decode every chunk, also those that have their digest.
       max_memory: bytes that chunks in flight may take together.
       jobs: chunks in flight.
+      share: which part of the leaves is checked; None for all. The other files, share 0 looks at.
 
     Raises:
       VerificationError: there is no checkpoint, or it carries no digests.
@@ -78,19 +85,21 @@ def verify_digests(
     receipt, _ = read_receipt(target.root)
     if records is None and receipt is None:
         raise VerificationError(f"{target.root}: has no ax2mt digests; give the source too: verify SRC DST")
-    edits, notes = _configuration(target.root, receipt)
+    is_first = share is None or share.index == 0
+    edits, notes = _configuration(target.root, receipt) if is_first else ([], [])
     apart = CONFIG_NAME if edits or notes else ""
-    receipts = [Finding("receipt", path, text) for path, text in check_receipt(target.root, apart=apart)]
-    run = _Run(target, records, progress, max_memory)
+    files = check_receipt(target.root, apart=apart) if is_first else ()
+    receipts = [Finding("receipt", path, text) for path, text in files]
+    run = _Run(target, records, progress, max_memory, share or Share(0, 1))
     try:
         # The digests say what is stored; that it decodes to what it should is in files of which the receipt knows.
         run.check(jobs, decode=decode or bool(receipts))
     finally:
         progress.close()
-    findings = [*run.findings(), *receipts, *edits, *metadata_findings(target, None)]
+    findings = [*run.findings(), *receipts, *edits, *(metadata_findings(target, None) if is_first else ())]
     if records is None:
         findings = _lost_digests(target, findings)
-    if not findings:
+    if is_first and not findings:
         shapes = {array.path: array.shape for array in run.arrays}
         findings += [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
     return Verification(
@@ -104,11 +113,12 @@ def verify_digests(
         compared_bytes=sum(array.bytes for array in run.arrays),
         sample=None,
         findings=tuple(findings),
-        notes=(*run.notes(), *notes),
+        notes=(*(run.notes() if is_first else ()), *notes),
         cast=None,
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
         paths=tuple(array.path for array in run.arrays),
+        share=share,
     )
 
 
@@ -138,8 +148,16 @@ def _lost_digests(target: Target, findings: Sequence[Finding]) -> list[Finding]:
 
 
 class _Run:
-    def __init__(self, target: Target, records: dict[str, dict[str, Any]] | None, progress: Progress, max_memory: int):
+    def __init__(
+        self,
+        target: Target,
+        records: dict[str, dict[str, Any]] | None,
+        progress: Progress,
+        max_memory: int,
+        share: Share,
+    ):
         self.target = target
+        self.share = share
         self.has_records = records is not None
         self.records = records or {}
         self.progress = progress
@@ -169,7 +187,8 @@ class _Run:
                 )
                 continue
             self.opened[key] = opened
-            self.digests[key] = {}
+        self._keep_share()
+        self.digests = {key: {} for key in self.opened}
         self.progress.start(len(self.opened), sum(array.bytes for array in self.arrays))
         if not decode:
             with_digest = [key for key in self.opened if self._kind(key) not in (None, NO_DIGEST)]
@@ -177,6 +196,14 @@ class _Run:
             run_units(self._digests(with_digest), max(jobs, storage_of(self.target.root).concurrency))
         self.decoded |= {key for key in self.opened if decode or not self._has_its_digest(key)}
         run_units(self._decodes(), jobs)
+
+    def _keep_share(self) -> None:
+        """Forgets the leaves of other shares: a leaf's digest is that of all its chunks. Faults are share 0's."""
+        loads = [Load(units=1, bytes=array.bytes) for array in self.arrays]
+        own = divide(loads, self.share.count)[self.share.index].units
+        self.opened = {key: opened for number, (key, opened) in enumerate(self.opened.items()) if number in own}
+        if self.share.index:
+            self.broken = FirstFaults()
 
     def _kind(self, key: str) -> str | None:
         return self.records[key]["kind"] if key in self.records else None
@@ -205,7 +232,7 @@ class _Run:
         result += [
             Finding("coverage", key.replace(".", "/"), "missing in the checkpoint")
             for key in self.records
-            if key not in names
+            if key not in names and self.share.index == 0
         ]
         for key, chunks in self.digests.items():
             record = self.records.get(key)

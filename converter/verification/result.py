@@ -3,6 +3,8 @@
 import threading
 from dataclasses import dataclass
 
+from converter.planning import Share
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -67,6 +69,7 @@ class Verification:
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
       paths: the leaves that were compared.
+      share: which part this process compared; None for all of it.
     """
 
     method: str
@@ -84,6 +87,7 @@ class Verification:
     seconds: float
     peak_memory: int
     paths: tuple[str, ...] = ()
+    share: Share | None = None
 
     @property
     def ok(self) -> bool:

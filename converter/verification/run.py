@@ -6,7 +6,7 @@ All findings are collected; the first one does not stop the run.
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.arrays import OpenArray
@@ -24,7 +24,7 @@ from converter.checkpoints import (
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
 from converter.mapping import PARAMS
-from converter.planning import DEFAULT_MEMORY, Plan, Source, evident_plan
+from converter.planning import DEFAULT_MEMORY, Plan, Share, Source, evident_plan
 from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
@@ -47,6 +47,7 @@ def verify(
     decode: bool = False,
     max_memory: int = DEFAULT_MEMORY,
     jobs: int = 2,
+    share: Share | None = None,
 ) -> Verification:
     """Compares a checkpoint with its source.
 
@@ -62,6 +63,7 @@ def verify(
       decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
+      share: which part of the chunks and blocks is compared; None for all. All that is no value, share 0 looks at.
 
     Raises:
       SourceError: the source cannot be read.
@@ -81,23 +83,26 @@ def verify(
     opened, plan, fitted = evident.source, evident.plan, evident.fitted
     coverage = _open_leaves(plan, target, dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
-    _find_missing_chunks(coverage.arrays, values)
+    is_first = share is None or share.index == 0
+    if is_first:
+        _find_missing_chunks(coverage.arrays, values)
     try:
-        values.run(max_memory=max_memory, jobs=jobs, sample=sample, decode=decode)
+        values.run(max_memory=max_memory, jobs=jobs, sample=sample, decode=decode, share=share or Share(0, 1))
     finally:
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, max_memory)
-    findings = [*coverage.findings, *_value_findings(values, doctor)]
-    findings += _structure_findings(plan, target)
-    findings += metadata_findings(target, bool(plan.config["scan_layers"]))
-    config, config_notes = config_findings(target, plan.config, opened.match.table, plan.options.table)
-    findings += config
-    # Orbax reads all leaves at once, and leaves its threads behind where one cannot be opened: that is known already.
-    unopened = any(finding.check == "chunks" for finding in coverage.findings)
-    if not unopened and not any(finding.check == "metadata" for finding in findings):
-        shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
-        findings += [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
-    compared = {path: comparison.compared for path, comparison in values.comparisons.items()}
+    findings = _value_findings(values, doctor)
+    notes = [*_tree_notes(plan, evident.made), *_fit_notes(fitted)]
+    if is_first:
+        config, config_notes = config_findings(target, plan.config, opened.match.table, plan.options.table)
+        findings = [*coverage.findings, *findings, *_metadata_findings(plan, target), *config]
+        notes += [*coverage.notes, *config_notes]
+        findings += _orbax_findings(target, coverage, findings)
+    compared = {
+        path: comparison.compared
+        for path, comparison in values.comparisons.items()
+        if share is None or comparison.compared
+    }
     return Verification(
         method="source",
         source=plan.source,
@@ -109,12 +114,30 @@ def verify(
         compared_bytes=sum(count * coverage.arrays[path].array.item_size for path, count in compared.items()),
         sample=sample,
         findings=tuple(findings),
-        notes=(*opened.notes, *_tree_notes(plan, evident.made), *_fit_notes(fitted), *coverage.notes, *config_notes),
+        notes=(*opened.notes, *notes),
         cast=_cast_report(dtype, plan, values),
         seconds=time.monotonic() - started,
         peak_memory=peak_resident(),
         paths=tuple(compared),
+        share=share,
     )
+
+
+def _metadata_findings(plan: Plan, target: Target) -> list[Finding]:
+    """What is wrong with the tree, and with the metadata around the arrays."""
+    return [*_structure_findings(plan, target), *metadata_findings(target, bool(plan.config["scan_layers"]))]
+
+
+def _orbax_findings(target: Target, coverage: "_Coverage", findings: Sequence[Finding]) -> list[Finding]:
+    """What Orbax says of the checkpoint.
+
+    It reads all leaves at once, and leaves its threads behind where one cannot be opened: that is known already.
+    """
+    unopened = any(finding.check == "chunks" for finding in coverage.findings)
+    if unopened or any(finding.check == "metadata" for finding in findings):
+        return []
+    shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
+    return [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
 
 
 def _tree_notes(plan: Plan, made: Made) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ another way through an axis expression than the one that the conversion takes; t
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,8 @@ from converter.arrays import Array, BlockReader, OpenArray, slices
 from converter.axes import AxisMap, Blocking, Box, Span, block_map, groups, target_box
 from converter.errors import VerificationError
 from converter.mapping import Scale
-from converter.planning import Plan, Task
-from converter.verification.blocking import cut_task
+from converter.planning import Load, Plan, Portion, Share, Task, divide
+from converter.verification.blocking import Cut, cut_task
 from converter.verification.compare import LeafComparison
 from converter.verification.result import FirstFaults
 from converter.verification.stored import StoredLeaf, stored_leaves
@@ -67,39 +68,94 @@ class ValueComparison:
         self._places = places or {}
         self._lock = threading.Lock()
 
-    def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool) -> None:
-        """Compares all leaves.
+    def run(self, *, max_memory: int, jobs: int, sample: float | None, decode: bool, share: Share) -> None:
+        """Compares all leaves, or a share of their chunks and blocks.
 
         Args:
           max_memory: bytes that blocks in flight may take together.
           jobs: blocks in flight.
           sample: the fraction of blocks to compare, all of them decoded; None for all.
           decode: decode every chunk, also where the stored bytes decide.
+          share: which part is compared. A leaf with a chunk whose stored bytes differ is decoded whole, to say what of
+            it differs.
 
         Raises:
           SourceError: a chunk of the source is missing or damaged.
           UsageError: a chunk does not fit the budget.
         """
-        for leaf, scalar in self._plan.scalars:
-            self._scalar(leaf.path, np.array(scalar.value, leaf.dtype))
-        total = sum(opened.array.bytes for opened in self._arrays.values())
-        self._progress.start(len(self._arrays), total)
         budget = ByteBudget(max_memory)
-        if sample is None and not decode:
-            run_units(self._stored_units(budget), STORE_JOBS if self._places else jobs)
-        run_units(self._units(budget, sample), jobs)
+        stored = self._stored_leaves(budget) if sample is None and not decode else []
+        passed = {one.task for one in stored}
+        blocks = [
+            self._blocks(number, budget, sample) for number in range(len(self._plan.tasks)) if number not in passed
+        ]
+        portion = self._portion(stored, blocks, share)
+        if share.index == 0:
+            for leaf, scalar in self._plan.scalars:
+                self._scalar(leaf.path, np.array(scalar.value, leaf.dtype))
+        self._progress.start(len(self._arrays), portion.bytes)
+        run_units(self._stored_units(stored, portion, budget), STORE_JOBS if self._places else jobs)
+        chosen = [
+            dataclasses.replace(one, groups=tuple(portion.chosen(number, one.groups)))
+            for number, one in enumerate(blocks, len(stored))
+        ]
+        chosen += [self._blocks(task, budget, None) for task in self._unequal(stored)]
+        self.stored &= {one.path for number, one in enumerate(stored) if portion.count(number)}
+        run_units(self._units(chosen, budget), jobs)
 
-    def _stored_units(self, budget: ByteBudget) -> Iterator[Callable[[], None]]:
-        for task in self._plan.tasks:
+    def _stored_leaves(self, budget: ByteBudget) -> list["_Stored"]:
+        """The leaves that are compared as they are stored: of a task all that are there, or none."""
+        found: list[_Stored] = []
+        for number, task in enumerate(self._plan.tasks):
             if task.leaves[0].path in self._fitted:
                 continue
-            for path, leaf in stored_leaves(task, self._arrays, self._places):
-                if leaf.memory > budget.limit:
-                    continue
-                self.stored.add(path)
-                left = _Countdown(len(leaf.chunks))
-                for index in leaf.chunks:
-                    yield partial(self._stored_chunk, path, leaf, index, left, budget)
+            there = {part.path for leaf in task.leaves for part in leaf.each if part.path in self._arrays}
+            leaves = dict(stored_leaves(task, self._arrays, self._places))
+            if leaves.keys() == there and all(leaf.memory <= budget.limit for leaf in leaves.values()):
+                found += [_Stored(number, path, leaf) for path, leaf in leaves.items()]
+                self.stored |= there
+        return found
+
+    def _unequal(self, stored: Sequence["_Stored"]) -> list[int]:
+        """The tasks in which some stored bytes differ; what was found of them is forgotten, as they are decoded."""
+        tasks = sorted({one.task for one in stored if one.path not in self.stored})
+        for one in stored:
+            if one.task in tasks and one.path in self.stored:  # a layer of a stack, which is decoded as a whole
+                self.stored.discard(one.path)
+                self.comparisons[one.path] = LeafComparison()
+        return tasks
+
+    def _blocks(self, number: int, budget: ByteBudget, sample: float | None) -> "_Blocks":
+        """The blocks of a task that are decoded and compared."""
+        task = self._plan.tasks[number]
+        arrays = [self._found(leaf) for leaf in task.leaves]
+        if not any(arrays):
+            return _Blocks(number, None, ())
+        cut = cut_task(task, arrays, budget.limit)
+        return _Blocks(number, cut, tuple(sampled(list(groups(task.axis_map, cut.blocking)), sample)))
+
+    def _portion(self, stored: Sequence["_Stored"], blocks: Sequence["_Blocks"], share: Share) -> Portion:
+        """What of it is this share's: the stored leaves are numbered first, then what is decoded."""
+        loads = [
+            Load(units=len(one.leaf.chunks), bytes=self._arrays[one.path].array.bytes, decoded=False) for one in stored
+        ]
+        loads += [
+            Load(
+                units=len(one.groups),
+                bytes=sum(leaf.bytes for leaf in self._plan.tasks[one.task].leaves),
+                decoded=True,
+            )
+            for one in blocks
+        ]
+        return divide(loads, share.count)[share.index]
+
+    def _stored_units(
+        self, stored: Sequence["_Stored"], portion: Portion, budget: ByteBudget
+    ) -> Iterator[Callable[[], None]]:
+        for number, one in enumerate(stored):
+            left = _Countdown(portion.count(number))
+            for index in portion.chosen(number, one.leaf.chunks):
+                yield partial(self._stored_chunk, one.path, one.leaf, index, left, budget)
 
     def _stored_chunk(
         self, path: str, leaf: StoredLeaf, index: tuple[int, ...], left: "_Countdown", budget: ByteBudget
@@ -127,20 +183,14 @@ class ValueComparison:
         except VerificationError as error:
             self.broken.add(path, error.message.removeprefix(f"{path}: "))
 
-    def _units(self, budget: ByteBudget, sample: float | None) -> Iterator[Callable[[], None]]:
-        for task in self._plan.tasks:
-            arrays = [self._found(leaf) for leaf in task.leaves]
-            paths = {part.path for leaf in task.leaves for part in leaf.each}
-            if not any(arrays) or paths <= self.stored:
+    def _units(self, chosen: Sequence["_Blocks"], budget: ByteBudget) -> Iterator[Callable[[], None]]:
+        for one in chosen:
+            task, cut = self._plan.tasks[one.task], one.cut
+            if cut is None:
                 continue
-            for path in paths & self.stored:  # a layer of a stack that is decoded as a whole
-                self.stored.discard(path)
-                self.comparisons[path] = LeafComparison()
-            cut = cut_task(task, arrays, budget.limit)
             reader = BlockReader(task.sources, task.axis_map, cut.blocking)
-            chosen = sampled(list(groups(task.axis_map, cut.blocking)), sample)
-            left = _Countdown(len(chosen))
-            for group in chosen:
+            left = _Countdown(len(one.groups))
+            for group in one.groups:
                 yield partial(self._group, task, _read(reader, cut.blocking, group), left, budget, cut.memory)
 
     def _found(self, leaf: Array) -> Array | None:
@@ -243,6 +293,36 @@ class ValueComparison:
                     expected, there = expected[0], there[0]
                 comparison.add(starts[layers:], steps[layers:], expected, there)
         self._progress.advance(found.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A leaf that is compared as it is stored.
+
+    Attributes:
+      task: the number of its task.
+      path: of the leaf.
+      leaf: compares its chunks.
+    """
+
+    task: int
+    path: str
+    leaf: StoredLeaf
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """What is decoded of a task.
+
+    Attributes:
+      task: its number.
+      cut: how the task is cut; None where none of its leaves is there.
+      groups: what is read in one go, in order.
+    """
+
+    task: int
+    cut: Cut | None
+    groups: tuple[Span, ...]
 
 
 def _read(reader: BlockReader, blocking: Blocking, group: Span) -> Iterator[_Block]:

@@ -24,7 +24,9 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
 UNEQUAL = AXLEARN / "micro-hybrid"
-FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "inspect", "gather_evidence")
+FUNCTIONS = (
+    "plan", "convert", "status", "verify", "compare_logits", "logits", "parameters", "conform", "inspect", "gather_evidence",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
@@ -56,6 +58,8 @@ def test_the_page_names_every_function_and_every_error() -> None:
         ("parameters", "params"),
         ("inspect", "inspect"),
         ("gather_evidence", "report"),
+        ("status", "status"),
+        ("conform", "conform"),
     ],
 )
 def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> None:

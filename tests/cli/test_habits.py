@@ -22,6 +22,7 @@ COMMANDS = {
     "report": [SOURCE, GOLDEN],
     "params": [SOURCE],
     "inspect": [SOURCE],
+    "status": [GOLDEN],
     "logits": [SOURCE],
     "mappings list": [],
     "mappings show": ["envy"],

@@ -29,6 +29,7 @@ GOLDEN = str(DATA / "maxtext" / "micro-hybrid-qkpair" / "scanned-untied")
         ("params", ["params", "--model", "envy-switch-xxl"], 0),
         ("inspect", ["inspect", GOLDEN], 0),
         ("inspect", ["inspect", "/nothing"], 0),
+        ("status", ["status", GOLDEN], 0),
         ("plan", ["plan", SOURCE, "--untie"], 0),
         ("mappings list", ["mappings", "list"], 0),
         ("mappings show", ["mappings", "show", "envy"], 0),
