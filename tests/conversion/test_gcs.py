@@ -92,7 +92,7 @@ def test_the_same_bits_as_a_local_conversion(
         assert passed > 20
         assert counters["received"]["tails"] == 4 * passed
         assert moved in (None, passed)
-    for arguments in (("verify", source, target), ("verify", target), ("verify", target, "--decode")):
+    for arguments in (("verify", source, target), ("verify", target, "--decode")):
         proof = in_process(*arguments)
         assert proof.code == 0, proof.out + proof.err
     store.reset_counters()
@@ -123,6 +123,15 @@ def test_from_the_store_to_files(
     assert chunks
     assert {name: there[name] for name in chunks} == {name: here[name] for name in chunks}
     assert in_process("verify", URL, tmp_path / "out").code == 0
+
+
+def test_logits_are_those_of_the_same_files(in_process: Cli, store: FakeGcs, converted: Callable[..., Path]) -> None:
+    store.upload_tree(converted(NAME), "bucket", "out")
+    for place, here in ((URL, SOURCE), ("gs://bucket/out", converted(NAME))):
+        there, expected = (in_process("logits", one, "--json") for one in (place, here))
+        assert there.code == 0, there.err
+        measured = dict.fromkeys(("seconds", "peak_memory"))
+        assert json.loads(there.out.replace(place, str(here))) | measured == expected.document | measured
 
 
 def test_a_copy_of_the_bucket_keeps_its_proof(in_process: Cli, store: FakeGcs, tmp_path: Path) -> None:
