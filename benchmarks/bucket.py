@@ -7,6 +7,7 @@ number of requests, how many are in flight, and the bytes that pass this machine
 import argparse
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ SIZES = Sizes(embed=96, head_dim=8, mlp=24, moe_mlp=24, vocab=64, embed_shard=6)
 LATENCY = 0.1
 IN_FLIGHT = 32
 """The store's own concurrency in converter/storage/remote.py."""
+
+STREAMED = CACHE / "streamed"
+"""Where the same conversion goes when its bytes pass this machine: down, and from local files up."""
 
 RATIO = 2.0
 """Wall time that a conversion may take, of what its requests take with `IN_FLIGHT` at once, plus `START`."""
@@ -51,6 +55,9 @@ def main() -> None:
                 "verify": ("gs://bucket/run", "gs://bucket/out"),
             }.items()
         }
+        shutil.rmtree(STREAMED, ignore_errors=True)
+        runs["download"] = _run(store, "convert", "gs://bucket/run", str(STREAMED))
+        runs["upload"] = _run(store, "convert", str(source), "gs://bucket/streamed")
     finally:
         store.close()
     convert = runs["convert"]

@@ -21,6 +21,9 @@ LISTINGS = 2
 FEW = 12
 """Requests beside those that grow with the model: index, journal, configuration, receipt, markers."""
 
+READS = 2
+"""Requests that read a streamed chunk: its head, which has to say its size, and all of it."""
+
 SMALL_FILES = {"files": 1, "ocdbt": 4}
 """Small files of a leaf, by the store."""
 
@@ -81,7 +84,7 @@ def estimate_traffic(plan: Plan, source: str, destination: str) -> Traffic | Non
         class_a=reads * LISTINGS * _pages(chunks + blocks + tensors)
         + writes * (LISTINGS * _pages(chunks + made + small) + made + small + FEW)
         + (chunks * (2 + copies) if in_store else chunks if transfer == UPLOAD else 0),
-        class_b=reads * (tensors + blocks + FEW + (chunks if not in_store else 0)),
+        class_b=reads * (tensors + blocks + FEW + (READS * chunks if not in_store else 0)),
         free=chunks if in_store and not copies else 0,
         read_bytes=reads * other + (stored if transfer == DOWNLOAD or (transfer == UPLOAD and reads) else 0),
         sent_bytes=writes * other + (stored if transfer == UPLOAD else 4 * chunks if in_store else 0),

@@ -33,6 +33,18 @@ def written(capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
+def test_what_a_store_moves_is_shown_apart(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar("converting")
+    bar.start(4, 40 << 10)
+    bar.moved(3, 7 << 10)
+    clock.now += 10
+    bar.advance(20 << 10)
+    assert written(capsys) == (
+        "converting: 0/4 leaves, 20.0 KiB of 40.0 KiB (3 objects, 7.00 KiB stored, moved by the store), "
+        "2.00 KiB/s, 10 s left\n"
+    )
+
+
 def test_a_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     bar = Bar("converting")
     clock.now += 100  # time before the start does not count

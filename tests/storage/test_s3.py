@@ -308,6 +308,19 @@ def test_profiles(moto: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
         S3Storage().read("s3://bucket/x", 9)
 
 
+def test_web_identity(moto: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """As on EKS: temporary credentials, whose time runs out."""
+    moto.put(moto.make_bucket("bucket"), "x", b"1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "token").write_text("token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/converter")
+    storage = S3Storage()
+    assert storage.read("s3://bucket/x", 9) == b"1"
+    assert [blob.name for blob in storage.walk("s3://bucket")] == ["x"]
+
+
 def test_who_requests_pays_only_if_asked(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(Proxy, "rule", lambda self, method, path: seen.append(method))  # noqa: ARG005

@@ -30,10 +30,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
-    print(f"seed {options.seed}")
+    print(f"seed {options.seed}", flush=True)
     with_faults = Rounds(options.seed)
     try:
-        faults = [fault for number in range(options.count) for fault in with_faults.run(number)]
+        faults: list[str] = []
+        for number in range(options.count):
+            faults += with_faults.run(number)
+            if number % 10 == 9:
+                print(f"{number + 1} rounds, {with_faults.kills} kills, {len(faults)} faults", flush=True)
     finally:
         with_faults.close()
     print(f"{options.count} rounds, {with_faults.kills} kills, {len(faults)} faults")

@@ -32,9 +32,14 @@ class Gcs(Trees):
 
     def environment(self) -> dict[str, str]:
         """Variables with which google-cloud-storage, gcsfs, TensorStore and etils use this store."""
+        return self.variables(self.url)
+
+    @staticmethod
+    def variables(url: str) -> dict[str, str]:
+        """The same for a store at another address."""
         return {
-            "STORAGE_EMULATOR_HOST": self.url,
-            "TENSORSTORE_GCS_HTTP_URL": self.url,
+            "STORAGE_EMULATOR_HOST": url,
+            "TENSORSTORE_GCS_HTTP_URL": url,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
             "GOOGLE_CLOUD_PROJECT": "project",
             "EPATH_USE_TF": "false",
