@@ -228,7 +228,7 @@ def compare(
     )
 
 
-def weight_mismatches(source: Weights, destination: Weights, order: str = HALVES) -> tuple[PairMismatch, ...]:
+def weight_mismatches(source: Weights, destination: Weights, order: str) -> tuple[PairMismatch, ...]:
     """The q/k norm pairs of each layer of AXLearn weights, and whether the destination has exact scales for them.
 
     `order` is that of the pairs in the destination's scales.

@@ -132,11 +132,12 @@ def stored_leaves(
       arrays: path to array, of the leaves that are there.
       places: where a leaf's chunks are objects of a store that knows their checksums.
     """
-    if len(task.leaves) > 1:
+    leaf, *others = task.leaves
+    if others:
         return
-    stack = bool(task.leaves[0].parts)
+    stack = bool(leaf.parts)
     proofs: dict[str, bool] = {}
-    for number, part in enumerate(task.leaves[0].each):
+    for number, part in enumerate(leaf.each):
         opened, place = arrays.get(part.path), places.get(part.path, "")
         found = None if opened is None else _stored_leaf(task, opened, number if stack else None, place, proofs)
         if found is not None:

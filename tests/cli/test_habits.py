@@ -199,7 +199,10 @@ def test_options_of_a_table_of_ones_own(table: Path, cli: Cli, tmp_path: Path) -
     assert cli("params", *arguments, "--json").document["totals"]["added"] == 2080
 
 
-@pytest.mark.parametrize(("short", "name"), [(["--untie"], "untie"), (["--qk-norm", "fit"], "qk_norm")])
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [(["--untie"], "untie"), (["--qk-norm", "fit"], "qk_norm"), (["--rope", "interleaved"], "interleaved")],
+)
 def test_short_forms_are_options_like_others(short: list[str], name: str, cli: Cli) -> None:
     planned = cli("plan", UNEQUAL, *short, "--json").document
     assert planned == cli("plan", UNEQUAL, "--option", name, "--json").document
@@ -212,7 +215,7 @@ def test_an_option_that_no_table_has(command: str, cli: Cli, tmp_path: Path) -> 
     done = cli(command, SOURCE, *destination, "--option", "unties")
     assert done.code == 4
     assert done.err == (
-        "ax2mt: --option unties: no bundled mapping has such an option; expected one of qk_norm, untie\n"
+        "ax2mt: --option unties: no bundled mapping has such an option; expected one of interleaved, qk_norm, untie\n"
     )
     assert not (tmp_path / "out").exists()
 
