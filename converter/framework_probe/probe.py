@@ -169,7 +169,9 @@ def axlearn_config(name: str, trainers: list) -> Any:
         if own in configs:
             return configs[own]()
         tried.append(f"{trainer} ({len(configs)} configurations)")
-    raise ProbeError(f"no configuration {own!r} in {', '.join(tried)} of AXLearn {version_of('axlearn') or 'here'}")
+    version = version_of("axlearn")
+    installed = f"AXLearn {version}, which may be older than the configuration" if version else "this AXLearn"
+    raise ProbeError(f"no configuration {own!r} in {', '.join(tried)} of {installed}")
 
 
 def trainer_module(place: str) -> Any:

@@ -190,7 +190,7 @@ def fake_axlearn(directory: Path, trainer: str) -> None:
     ("config", "trainer", "code", "message"),
     [
         ("old:envy-test", "def named_trainer_configs(): return {'fuji': None}", 2,
-         "no configuration 'envy-test' in old (1 configurations) of AXLearn here"),
+         "no configuration 'envy-test' in old (1 configurations) of this AXLearn"),
         ("older:envy-test", "", 2, "No module named 'axlearn.experiments.older'"),
         ("missing.py:envy-test", "", 2, "missing.py: no such file"),
         ("old:envy-test", "import nothing_like_it", 2, "No module named 'nothing_like_it'"),

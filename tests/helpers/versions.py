@@ -26,9 +26,10 @@ TOOLS = ("hypothesis", "jsonschema", "psutil", "pytest", "pytest-timeout", "pyte
 """What the tests of the core need beside it, out of the group `dev`."""
 
 CORE = (
-    "tests/axes", "tests/arrays", "tests/mapping", "tests/planning", "tests/checkpoints", "tests/conversion/test_run.py",
-    "tests/conversion/test_forms.py", "tests/verification", "tests/forward/test_compare.py", "tests/conformance",
-    "tests/report", "tests/cli/test_app.py", "tests/test_architecture.py",
+    "tests/axes", "tests/arrays", "tests/mapping", "tests/planning", "tests/checkpoints",
+    "tests/conversion/test_run.py", "tests/conversion/test_forms.py", "tests/verification",
+    "tests/forward/test_compare.py", "tests/conformance", "tests/report", "tests/cli/test_app.py",
+    "tests/test_architecture.py",
 )  # fmt: skip
 EXTRAS = ("tests/storage/test_gcs.py",)
 """Tests of the extras that need no other store than the ones in `tests/helpers`."""
