@@ -23,6 +23,7 @@ from tests.helpers import mounts
 import converter.checkpoints.orbax_commit  # noqa: F401
 from converter.storage import STORAGES
 from tests.helpers import environments
+from tests.helpers.browser import NO_BROWSER
 from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
 
@@ -170,6 +171,13 @@ def maxtext_python() -> str:
     if environments.in_ci():
         pytest.fail(f"no .venv-maxtext: {environments.NO_PYTHON}")
     pytest.skip(f"no .venv-maxtext: {environments.NO_PYTHON}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says loudly that the pages were not tested, wherever the worker that skipped them ran."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any(NO_BROWSER in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"WARNING: {NO_BROWSER}", yellow=True, bold=True)
 
 
 @pytest.fixture

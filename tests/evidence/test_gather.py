@@ -65,7 +65,7 @@ def test_the_commands_do_what_they_say(checkpoint: Path, tmp_path: Path, in_proc
 
 
 def test_options_are_in_the_commands(converted: Callable[..., Path]) -> None:
-    settings = ("rope_max_timescale=10000", "normalize_embedding_logits=true")
+    settings = ("rope_max_timescale=10000", "normalization_layer_epsilon=1e-06")
     source = AXLEARN / "micro-hybrid"
     made = converted(
         "micro-hybrid", qk_norm="fit", store="ocdbt", compress="none", layout="unscanned", settings=settings
@@ -75,7 +75,7 @@ def test_options_are_in_the_commands(converted: Callable[..., Path]) -> None:
         tree="params", set={"rope_max_timescale": 10000},
     )  # fmt: skip
     lines = [command.line for command in evidence.commands]
-    options = "--qk-norm fit --store ocdbt --compress none --set normalize_embedding_logits=true"
+    options = "--qk-norm fit --store ocdbt --compress none --set normalization_layer_epsilon=1e-06"
     assert lines[0].endswith(f"NEW {options} --set rope_max_timescale=10000 --layout unscanned")
     assert lines[1].endswith(f"{made} --tree params --sample 0.5 --decode")
     computed = "--set rope_max_timescale=10000 --max-kl 0.25 --max-difference 2 --no-explain"

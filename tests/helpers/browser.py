@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
 
 from tests.helpers import environments
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 NO_BROWSER = "no Chromium was found: pages were NOT tested; install one, as with `apt-get install chromium`"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -27,7 +29,7 @@ class Visit:
       messages: what the console shows, errors of scripts and of the policy among it.
     """
 
-    page: Page
+    page: "Page"
     requests: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
@@ -61,6 +63,8 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium; its absence fails with CI=true and is a skip elsewhere."""
+    from playwright.sync_api import sync_playwright
+
     found = next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
         path = found or playwright.chromium.executable_path
