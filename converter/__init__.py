@@ -4,12 +4,12 @@ The public functions are loaded when they are first used; see docs/api.md. Nothi
 loads this package before its import path is in order, see `launch`.
 """
 
-__all__ = ["compare_logits", "convert", "errors", "inspect", "logits", "parameters", "plan", "status", "verify"]
+__all__ = ["beam", "compare_logits", "convert", "errors", "inspect", "logits", "parameters", "plan", "status", "verify"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from converter import errors
-    from converter.api import compare_logits, convert, inspect, logits, parameters, plan, status, verify
+    from converter.api import beam, compare_logits, convert, inspect, logits, parameters, plan, status, verify
     from converter.version import __version__ as __version__
 
 

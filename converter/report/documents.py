@@ -267,6 +267,16 @@ CONVERT = Record(
     ),
 )
 
+BEAM = Record(
+    "beam",
+    (
+        Field("destination", TEXT, "the checkpoint"),
+        Field("shares", COUNT, "elements of the pipeline; 0 where nothing was left to do"),
+        SECONDS_TAKEN,
+        Field("command", TEXT, "the command line to train on in MaxText, with the patch where only that is exact"),
+    ),
+)
+
 STATUS = Record(
     "status",
     (
@@ -626,7 +636,7 @@ MAPPING_CHECK = Record(
 DOCUMENTS: dict[str, Record] = {
     kind.name: kind
     for kind in (
-        ERROR, PLAN, CONVERT, STATUS, VERIFY, COMPARISON, LOGITS, PARAMETERS, INSPECTION, MAPPINGS, MAPPING,
+        ERROR, PLAN, CONVERT, BEAM, STATUS, VERIFY, COMPARISON, LOGITS, PARAMETERS, INSPECTION, MAPPINGS, MAPPING,
         MAPPING_CHECK,
     )
 }  # fmt: skip

@@ -9,6 +9,7 @@ from converter.words import format_size
 
 if TYPE_CHECKING:
     from converter.conversion import Status
+    from converter.conversion.pipeline import BeamResult
     from converter.planning import Share
 
 MAX_SHARES = 16
@@ -26,6 +27,15 @@ def print_status(status: "Status", console: Console) -> None:
     console.print(f"{status.destination}: {HEADLINES[status.state]}", soft_wrap=True)
     for name, text in _lines(status):
         console.print(f"{name:<12} {text}", soft_wrap=True)
+
+
+def print_pipeline(result: "BeamResult", console: Console) -> None:
+    """That the checkpoint is there, and what to do with it."""
+    console.print(
+        f"{result.destination}: converted in {result.shares} shares, in {result.seconds:.1f} s.", soft_wrap=True
+    )
+    console.print("To continue in MaxText:")
+    console.print(result.command, soft_wrap=True)
 
 
 def _lines(status: "Status") -> list[tuple[str, str]]:
