@@ -2,8 +2,8 @@
 
 The elements are shares of the plan, as processes with `--process` do them; the work area, the records and the commit
 are theirs too. Each worker process makes the plan once, and does one share at a time, so that `--max-memory` holds for
-it. What is wrong with the source, the destination or the options is no reason to try again: it is noted in the work area,
-ends the job, and is raised where the job was started.
+it. What is wrong with the source, the destination or the options is no reason to try again: it is noted in the work
+area, ends the job, and is raised where the job was started.
 """
 
 import json

@@ -31,9 +31,8 @@ def print_status(status: "Status", console: Console) -> None:
 
 def print_pipeline(result: "BeamResult", console: Console) -> None:
     """That the checkpoint is there, and what to do with it."""
-    console.print(
-        f"{result.destination}: converted in {result.shares} shares, in {result.seconds:.1f} s.", soft_wrap=True
-    )
+    done = f"converted in {result.shares} shares" if result.shares else "was converted already"
+    console.print(f"{result.destination}: {done}, in {result.seconds:.1f} s.", soft_wrap=True)
     console.print("To continue in MaxText:")
     console.print(result.command, soft_wrap=True)
 

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
 UNEQUAL = AXLEARN / "micro-hybrid"
-FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "status", "inspect")
+FUNCTIONS = ("plan", "convert", "verify", "compare_logits", "logits", "parameters", "beam", "status", "inspect")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
@@ -54,6 +54,7 @@ def test_the_page_names_every_function_and_every_error() -> None:
         ("convert", "convert"),
         ("logits", "logits"),
         ("parameters", "params"),
+        ("beam", "beam"),
         ("status", "status"),
         ("inspect", "inspect"),
     ],

@@ -53,7 +53,7 @@ def test_a_fault_of_the_source_ends_the_job(beam_python: str, tmp_path: Path) ->
     assert done.code == 3, done.err
     error = json.loads(done.out)["error"]
     assert (error["kind"], victim.name in error["message"]) == ("source", True)
-    assert status(tmp_path / "out").state == "begun"
+    assert status(target).state == "begun"
 
 
 def test_beam_is_an_extra(cli: Cli, tmp_path: Path) -> None:
