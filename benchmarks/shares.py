@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             processor[name].append(busy)
             print(f"round {number + 1} {name}: {wall:.1f} s, processor {busy:.1f} s", file=sys.stderr, flush=True)
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    print(describe_line(describe()))
+    print(describe_line(describe(CACHE)))
     alone = next(iter(ROWS))
     print("| | time to one process | processor time to one process |\n| --- | --- | --- |")
     for name in ROWS:

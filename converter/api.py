@@ -32,8 +32,7 @@ from converter.choices import CAST_DTYPES, LAYOUTS, MAX_JOBS, QK_NORMS
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
-    from converter.conversion import Result, Status
-    from converter.conversion.pipeline import BeamResult
+    from converter.conversion import BeamResult, Result, Status
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan, Share
     from converter.verification import Verification
@@ -293,8 +292,7 @@ def beam(
       DestinationError: the destination is refused or cannot be written, or the pipeline failed.
       InexactError: `require_exact`, and the weights are not.
     """
-    from converter.conversion import Request
-    from converter.conversion.pipeline import run_pipeline
+    from converter.conversion import Request, run_pipeline
 
     request = Request(
         source=os.fspath(source),

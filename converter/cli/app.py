@@ -25,8 +25,7 @@ from converter.version import __version__
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
-    from converter.conversion import Result, Status
-    from converter.conversion.pipeline import BeamResult
+    from converter.conversion import BeamResult, Result, Status
     from converter.forward import LogitsResult
     from converter.planning import ParameterReport, Plan
 

@@ -8,8 +8,7 @@ from rich.console import Console
 from converter.words import format_size
 
 if TYPE_CHECKING:
-    from converter.conversion import Status
-    from converter.conversion.pipeline import BeamResult
+    from converter.conversion import BeamResult, Status
     from converter.planning import Share
 
 MAX_SHARES = 16

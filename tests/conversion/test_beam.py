@@ -47,9 +47,8 @@ def test_a_fault_of_the_source_ends_the_job(beam_python: str, tmp_path: Path) ->
     shutil.copytree(SOURCE, tmp_path / "source")
     victim = next(path for path in sorted((tmp_path / "source").rglob("gda/model/**/0.0*")) if path.is_file())
     victim.write_bytes(victim.read_bytes()[:-3])
-    done = run(
-        beam_python, tmp_path / "source", tmp_path / "out", "--shares", 3, "--json", "--", "--runner=DirectRunner"
-    )
+    target = tmp_path / "out"
+    done = run(beam_python, tmp_path / "source", target, "--shares", 3, "--json", "--", "--runner=DirectRunner")
     assert done.code == 3, done.err
     error = json.loads(done.out)["error"]
     assert (error["kind"], victim.name in error["message"]) == ("source", True)
