@@ -5,6 +5,7 @@ loads this package before its import path is in order, see `launch`.
 """
 
 __all__ = [
+    "beam",
     "compare_logits",
     "conform",
     "convert",
@@ -22,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from converter import errors
     from converter.api import (
+        beam,
         compare_logits,
         conform,
         convert,

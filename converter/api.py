@@ -9,11 +9,12 @@ printed and no signal is handled. Heavy imports happen inside the functions, so 
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from converter.arguments import (
+    BeamArguments,
     CompareArguments,
     ConformArguments,
     ConversionArguments,
@@ -36,7 +37,7 @@ from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NO
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
     from converter.conformance import Conformance
-    from converter.conversion import Result, Status
+    from converter.conversion import BeamResult, Result, Status
     from converter.evidence import Evidence
     from converter.forward import LogitsComparison, LogitsResult
     from converter.planning import Options, ParameterReport, Plan, Share
@@ -352,6 +353,38 @@ def inspect(path: Annotated[Path, Option("Any file or directory.", metavar="PATH
     from converter.checkpoints import inspect as look
 
     return look(os.fspath(path))
+
+
+@documented
+def beam(
+    source: SourcePath,
+    destination: Annotated[Path, Option("New directory; MaxText gets DST/<step>/items.", metavar="DST")],
+    beam_options: Annotated[Iterable[str], Option("Options of Beam, behind --.", metavar="BEAM_OPTIONS")] = (),
+    **options: Unpack[BeamArguments],
+) -> "BeamResult":
+    """Converts as `convert` does, by an Apache Beam pipeline, on whatever workers its runner has.
+
+    Raises:
+      UsageError: arguments contradict each other, or Beam is not installed.
+      SourceError: the source is not a committed checkpoint, or is damaged.
+      MappingError: no mapping table fits the source.
+      DestinationError: the destination is refused or cannot be written, or the pipeline failed.
+      InexactError: `require_exact`, and the weights are not.
+    """
+    from converter.conversion import Request, run_pipeline
+
+    request = Request(
+        source=os.fspath(source),
+        destination=os.fspath(destination),
+        options=_options(options),
+        step=options["step"],
+        mapping=_optional(options["mapping"]),
+        settings=_settings(options["set"]),
+        jobs=_jobs(options["jobs"]),
+        check=options["check"],
+        require_exact=options["require_exact"],
+    )
+    return run_pipeline(request, options["shares"], list(beam_options))
 
 
 @documented

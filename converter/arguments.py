@@ -122,6 +122,14 @@ class ConvertArguments(ConversionArguments, total=False):
     progress: ProgressObject
 
 
+class BeamArguments(ConversionArguments, total=False):
+    """What `beam` takes."""
+
+    check: Annotated[bool, Option("Also decode the chunks that are passed through.", False)]
+    require_exact: Annotated[bool, Option("Fail (7) where stock MaxText's attention is not exact.", False)]
+    shares: Annotated[int | None, Option("Elements of the pipeline; default: one for 256 MiB of weights.", least=1)]
+
+
 class ParameterArguments(TableArguments, total=False):
     """What `parameters` takes."""
 

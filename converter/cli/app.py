@@ -28,7 +28,7 @@ from converter.version import __version__
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
-    from converter.conversion import Result, Status
+    from converter.conversion import BeamResult, Result, Status
     from converter.forward import LogitsResult
     from converter.planning import ParameterReport, Plan
 
@@ -101,6 +101,16 @@ def inspect(context: typer.Context, found: "Inspection") -> None:
     from converter.report.verify import print_inspection
 
     show(context, INSPECTION, found, print_inspection)
+
+
+@command()
+@shows(api.beam)
+def beam(context: typer.Context, result: "BeamResult") -> None:
+    """Convert by an Apache Beam pipeline: beam SRC DST -- BEAM_OPTIONS."""
+    from converter.report.documents import BEAM
+    from converter.report.status import print_pipeline
+
+    show(context, BEAM, timed(result), print_pipeline)
 
 
 @command()

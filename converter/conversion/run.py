@@ -128,8 +128,12 @@ class _Outcome:
     awaited: tuple[Share, ...] = ()
 
 
-def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
-    """The stages, each once: source, match, plan, conversion, written."""
+def prepare(request: Request) -> Conversion:
+    """All that is known of a conversion before the work begins: source, match, plan.
+
+    Raises:
+      Ax2mtError: the request makes no sense, or the source or the table cannot be used.
+    """
     destination = resolve_destination(request.destination)
     check_order(locate(request.source, SourceError), locate(request.destination, DestinationError))
     options = request.options
@@ -151,8 +155,15 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     plan = replace(plan, traffic=estimate_traffic(plan, source.checkpoint.directory, destination))
     conversion = make_conversion(request, source, plan, destination)
     check_overlap(destination, request.source)
+    return conversion
+
+
+def _convert(request: Request, progress: Progress, committer: Committer, started: float) -> Result:
+    """The stages, each once: source, match, plan, conversion, written."""
+    conversion = prepare(request)
+    plan, destination = conversion.plan, conversion.destination
     portion = portion_of(plan, request.share) if request.share is not None else None
-    outcome = _do(conversion, portion, _about(request, plan, destination), progress, committer)
+    outcome = _do(conversion, portion, describe(request, conversion), progress, committer)
     state_step = plan.step_directory if plan.state is not None else None
     return Result(
         plan=plan,
@@ -174,10 +185,11 @@ def _convert(request: Request, progress: Progress, committer: Committer, started
     )
 
 
-def _about(request: Request, plan: Plan, destination: str) -> dict[str, Any]:
-    """What the journal says of the conversion to people."""
+def describe(request: Request, conversion: Conversion) -> dict[str, Any]:
+    """What the journal says of a conversion to people."""
+    plan = conversion.plan
     return {
-        "command": convert_command(request, plan, destination),
+        "command": convert_command(request, plan, conversion.destination),
         "bytes": plan.totals.write_bytes,
         "leaves": len(plan.leaves),
     }
@@ -188,14 +200,14 @@ def _do(
 ) -> _Outcome:
     """Does the work, unless an earlier run, or other processes, have done all of it."""
     shared = portion is not None or _is_shared(conversion)
-    if _is_finished(conversion, shared=shared):
+    if is_finished(conversion, shared=shared):
         return _Outcome()
     try:
-        _check_destination(conversion)
+        check_target(conversion)
         return _stage_and_publish(conversion, portion, about, progress, committer)
     except (DestinationError, SourceError):
         # A process that was held up finds neither its work area nor perhaps the source, when all was done without it.
-        if shared and _is_finished(conversion, shared=True):
+        if shared and is_finished(conversion, shared=True):
             return _Outcome()
         raise
 
@@ -206,7 +218,8 @@ def _is_shared(conversion: Conversion) -> bool:
     return storage_of(destination).renames and not conversion.fresh and is_shared(destination)
 
 
-def _open_stage(conversion: Conversion, *, shared: bool) -> Work:
+def open_stage(conversion: Conversion, *, shared: bool) -> Work:
+    """The work area of a conversion; `shared` with other processes, where that makes a difference."""
     plan, destination = conversion.plan, conversion.destination
     kind = ObjectStage if not storage_of(destination).renames else SharedStage if shared else Stage
     return kind(destination, plan.options.store, plan.leaves, plan.step_directory)
@@ -221,7 +234,7 @@ def _stage_and_publish(
 ) -> _Outcome:
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan = conversion.plan
-    stage = _open_stage(conversion, shared=portion is not None or _is_shared(conversion))
+    stage = open_stage(conversion, shared=portion is not None or _is_shared(conversion))
     if isinstance(stage, SharedStage) and portion is None:
         portion = portion_of(plan, Share(0, 1))
     try:
@@ -232,9 +245,9 @@ def _stage_and_publish(
         if portion is None:
             written, awaited = run(conversion, stage, progress, watch=committer.check), []
         else:
-            written, awaited = _do_share(conversion, portion, stage, progress)
+            written, awaited = do_share(conversion, portion, stage, progress)
         if not awaited:
-            _commit(conversion, stage, written, committer)
+            commit(conversion, stage, written, committer)
     except BaseException as error:
         if stage.holds_work() and _is_of_use(error, conversion):
             if isinstance(error, SourceError):
@@ -251,7 +264,7 @@ def _stage_and_publish(
     return _Outcome(written=written, resumed=stage.resumed, leftover=stage.remove(), removed_first=stage.replaced)
 
 
-def _do_share(conversion: Conversion, portion: Portion, stage: Work, progress: Progress) -> tuple[Written, list[Share]]:
+def do_share(conversion: Conversion, portion: Portion, stage: Work, progress: Progress) -> tuple[Written, list[Share]]:
     """Does a share and says so; returns what was done, and the shares that are not done yet."""
     assert isinstance(stage, ObjectStage | SharedStage)
     stage.check_share(portion)
@@ -263,14 +276,14 @@ def _do_share(conversion: Conversion, portion: Portion, stage: Work, progress: P
     return written, awaited
 
 
-def _commit(conversion: Conversion, stage: Work, written: Written, committer: Committer) -> None:
+def commit(conversion: Conversion, stage: Work, written: Written, committer: Committer) -> None:
     """Makes a checkpoint of what is staged, and puts it in its place."""
     _finish(conversion, stage, written, committer)
     if conversion.source_has_changed():
         raise SourceError(f"{conversion.plan.source}: changed or was removed while it was read; nothing was kept")
     if not isinstance(stage, SharedStage):
         # Others may have put something there since we looked; a shared stage sees that itself.
-        _check_destination(conversion)
+        check_target(conversion)
     stage.publish()
 
 
@@ -280,7 +293,7 @@ def _needed_bytes(conversion: Conversion, portion: Portion | None) -> int:
     return whole if portion is None else int(whole * portion.bytes / max(portion.total_bytes, 1))
 
 
-def _is_finished(conversion: Conversion, *, shared: bool) -> bool:
+def is_finished(conversion: Conversion, *, shared: bool) -> bool:
     """Whether an earlier run was killed when all was done, or other processes have done it; what is left is removed."""
     destination, journal, step = conversion.destination, conversion.journal, conversion.plan.step_directory
     if not storage_of(destination).renames:
@@ -288,7 +301,8 @@ def _is_finished(conversion: Conversion, *, shared: bool) -> bool:
     return (finish_published_shares if shared else finish_published)(destination, journal, step)
 
 
-def _check_destination(conversion: Conversion) -> None:
+def check_target(conversion: Conversion) -> None:
+    """Refuses a destination that must not be written, see `destination`."""
     check_destination(conversion.destination, conversion.source.checkpoint.directory, overwrite=conversion.overwrite)
 
 

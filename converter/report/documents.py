@@ -274,6 +274,16 @@ CONVERT = Record(
     ),
 )
 
+BEAM = Record(
+    "beam",
+    (
+        Field("destination", TEXT, "the checkpoint"),
+        Field("shares", COUNT, "elements of the pipeline; 0 where nothing was left to do"),
+        SECONDS_TAKEN,
+        Field("command", TEXT, "the command line to train on in MaxText, with the patch where only that is exact"),
+    ),
+)
+
 STATUS = Record(
     "status",
     (
@@ -787,7 +797,7 @@ MAPPING_CHECK = Record(
 DOCUMENTS: dict[str, Record] = {
     kind.name: kind
     for kind in (
-        ERROR, PLAN, CONVERT, STATUS, VERIFY, COMPARISON, LOGITS, PARAMETERS, CONFORM, REPORT, INSPECTION,
+        ERROR, PLAN, CONVERT, BEAM, STATUS, VERIFY, COMPARISON, LOGITS, PARAMETERS, CONFORM, REPORT, INSPECTION,
         MAPPINGS, MAPPING, MAPPING_CHECK,
     )
 }  # fmt: skip

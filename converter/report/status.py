@@ -8,7 +8,7 @@ from rich.console import Console
 from converter.words import format_size
 
 if TYPE_CHECKING:
-    from converter.conversion import Status
+    from converter.conversion import BeamResult, Status
     from converter.planning import Share
 
 MAX_SHARES = 16
@@ -26,6 +26,14 @@ def print_status(status: "Status", console: Console) -> None:
     console.print(f"{status.destination}: {HEADLINES[status.state]}", soft_wrap=True)
     for name, text in _lines(status):
         console.print(f"{name:<12} {text}", soft_wrap=True)
+
+
+def print_pipeline(result: "BeamResult", console: Console) -> None:
+    """That the checkpoint is there, and what to do with it."""
+    done = f"converted in {result.shares} shares" if result.shares else "was converted already"
+    console.print(f"{result.destination}: {done}, in {result.seconds:.1f} s.", soft_wrap=True)
+    console.print("To continue in MaxText:")
+    console.print(result.command, soft_wrap=True)
 
 
 def _lines(status: "Status") -> list[tuple[str, str]]:

@@ -25,7 +25,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SOURCE = AXLEARN / "micro-hybrid-qkpair"
 UNEQUAL = AXLEARN / "micro-hybrid"
 FUNCTIONS = (
-    "plan", "convert", "status", "verify", "compare_logits", "logits", "parameters", "conform", "inspect", "gather_evidence",
+    "plan", "convert", "beam", "status", "verify", "compare_logits", "logits", "parameters", "conform",
+    "inspect", "gather_evidence",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def test_the_page_names_every_function_and_every_error() -> None:
         ("convert", "convert"),
         ("logits", "logits"),
         ("parameters", "params"),
+        ("beam", "beam"),
         ("inspect", "inspect"),
         ("gather_evidence", "report"),
         ("status", "status"),
@@ -73,7 +75,7 @@ def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> N
     for key, parameter in parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and key not in ("progress", "set", "option"):
             assert parameter.default == options[key], key
-        assert parameter.kind is parameter.KEYWORD_ONLY or key in ("source", "destination", "path")
+        assert parameter.kind is parameter.KEYWORD_ONLY or key in ("source", "destination", "beam_options", "path")
 
 
 def test_verify_is_two_functions() -> None:
@@ -90,9 +92,12 @@ def test_every_argument_is_documented(name: str) -> None:
         assert f"\n  {key}: " in documented
         assert parameter.annotation is not parameter.empty
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
-        function(SOURCE, SOURCE, bogus=1) if name in ("convert", "compare_logits", "gather_evidence") else function(
-            SOURCE, bogus=1
-        )
+        function(SOURCE, SOURCE, bogus=1) if name in (
+            "convert",
+            "beam",
+            "compare_logits",
+            "gather_evidence",
+        ) else function(SOURCE, bogus=1)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_lines_that_are_not_printed_are_found() -> None:
 def test_commands_and_options_exist(page: Path) -> None:
     root = typer.main.get_command(app)
     for words in re.findall(r"ax2mt ([a-z]+[^`\n#|>]*)", page.read_text()):
-        first, *rest = words.split()
+        first, *rest = words.partition(" -- ")[0].split()
         command = root.commands.get(first)  # pyright: ignore[reportAttributeAccessIssue]
         if command is None:
             assert not any(word.startswith("--") for word in rest), (page.name, words)

@@ -197,7 +197,7 @@ def test_a_process_that_is_held_up_before_its_first_step(
     assert_whole(local, expected, in_process)
 
 
-@pytest.mark.parametrize("moment", ["_finish", "_commit"])
+@pytest.mark.parametrize("moment", ["_finish", "commit"])
 def test_two_that_commit(
     place: Place, moment: str, expected: dict[str, bytes], in_process: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_two_that_commit(
         if moment == "_finish":
             original(*arguments)
         assert share(place, "0/1").finished
-        if moment == "_commit":
+        if moment == "commit":
             original(*arguments)
 
     share(place, "0/2")

@@ -47,7 +47,7 @@ def test_only_the_commit_is_awaited(
     in_process: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("converter.conversion.run._commit", lambda *_: interrupt())
+    monkeypatch.setattr("converter.conversion.run.commit", lambda *_: interrupt())
     with pytest.raises(KeyboardInterrupt):
         convert(local.source, local.target, process="0/1")
     assert "awaited      only the commit" in in_process("status", local.target).out

@@ -5,6 +5,7 @@
 * `.venv-maxtext`: the real MaxText on Python 3.12. Where no Python 3.12 works, the tests that need it are skipped,
   loudly; with CI=true that is a failure.
 * `.venv-orbax`: the oldest supported Orbax, on the interpreter that runs this script.
+* `.venv-beam`: Apache Beam, whose pins differ from those of other packages that tests use, on the same interpreter.
 
 An environment that is ready is left alone, so that a second run starts at once: its `ready` file holds the hash of its
 requirements. A `.venv-maxtext` that is a link to an environment with the right MaxText is used as it is.
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MAXTEXT = ROOT / ".venv-maxtext"
 ORBAX = ROOT / ".venv-orbax"
 MAXTEXT_REQUIREMENTS = ROOT / "tests" / "requirements-maxtext.txt"
+BEAM = ROOT / ".venv-beam"
+BEAM_REQUIREMENTS = ROOT / "tests" / "requirements-beam.txt"
 ORBAX_REQUIREMENTS = ROOT / "tests" / "requirements-orbax.txt"
 MAXTEXT_PYTHON = (3, 12)
 
@@ -122,6 +125,8 @@ def main() -> int:
     try:
         if not is_ready(ORBAX, ORBAX_REQUIREMENTS):
             make(ORBAX, sys.executable, ORBAX_REQUIREMENTS)
+        if not is_ready(BEAM, BEAM_REQUIREMENTS):
+            make(BEAM, sys.executable, BEAM_REQUIREMENTS)
         if not maxtext_is_ready():
             python = find_python(MAXTEXT_PYTHON)
             if python is None:
