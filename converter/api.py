@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from converter.arguments import (
     BeamArguments,
+    BitsArguments,
     CompareArguments,
     ConformArguments,
     ConversionArguments,
@@ -412,7 +413,7 @@ def _refuse_options_of_logits(given: EvidenceArguments) -> None:
         raise UsageError(f"{', '.join(flags)} cannot be used without --logits")
 
 
-def _cast_dtype(given: VerifyArguments) -> CastDtype | None:
+def _cast_dtype(given: BitsArguments) -> CastDtype | None:
     from converter.errors import UsageError
 
     dtype = given["dtype"]

@@ -77,11 +77,16 @@ class SourceArguments(TypedDict, total=False):
     mapping: Annotated[Path | None, Option("Your own mapping table, or a bundled one.", metavar="FILE")]
 
 
-class TableArguments(SourceArguments, total=False):
-    """What every function takes that plans the leaves of a MaxText checkpoint."""
+class OptionArguments(SourceArguments, total=False):
+    """What every function takes for which the options of a mapping table are switched on."""
 
     untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
     option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
+
+
+class TableArguments(OptionArguments, total=False):
+    """What every function takes that plans the leaves of a MaxText checkpoint."""
+
     rope: Annotated[Rope, Option("Order of the rotated pairs in q and k: MaxText's own, or AXLearn's.", "permuted")]
     layout: Annotated[Layout | None, Option("All layers in one leaf, or each in leaves of its own; default: scanned.")]
 
@@ -137,11 +142,9 @@ class ParameterArguments(TableArguments, total=False):
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
 
 
-class ConformArguments(SourceArguments, total=False):
+class ConformArguments(OptionArguments, total=False):
     """What `conform` takes."""
 
-    untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
-    option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
     maxtext: Annotated[Path | None, Option("The Python of an environment with MaxText.", metavar="PYTHON")]
@@ -150,8 +153,8 @@ class ConformArguments(SourceArguments, total=False):
     config: Annotated[str | None, Option("AXLearn's: NAME, MODULE:NAME or FILE.py:NAME.", metavar="NAME")]
 
 
-class VerifyArguments(SourceArguments, total=False):
-    """What `verify` takes."""
+class BitsArguments(SourceArguments, total=False):
+    """What every function takes that compares a checkpoint's bits."""
 
     tree: MadeTree
     dtype: Annotated[CastDtype | None, Option("The dtype that weights were cast to.")]
@@ -159,8 +162,13 @@ class VerifyArguments(SourceArguments, total=False):
     decode: Annotated[bool, Option("Decode every chunk, also where the stored bytes decide.", False)]
     max_memory: Budget
     jobs: Jobs
-    process: Process
     progress: ProgressObject
+
+
+class VerifyArguments(BitsArguments, total=False):
+    """What `verify` takes."""
+
+    process: Process
 
 
 class ModelArguments(SourceArguments, total=False):
@@ -189,7 +197,7 @@ class CompareArguments(ModelArguments, total=False):
     explain: Annotated[bool, Option("Look for the cause of a difference.", True)]
 
 
-class EvidenceArguments(VerifyArguments, CompareArguments, total=False):
+class EvidenceArguments(BitsArguments, CompareArguments, total=False):
     """What `gather_evidence` takes: all that both comparisons take."""
 
     logits: Annotated[bool, Option("Compare the models' logits as well.", False)]
