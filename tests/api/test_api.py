@@ -91,8 +91,8 @@ def test_every_argument_is_documented(name: str) -> None:
     for key, parameter in inspect.signature(function).parameters.items():
         assert f"\n  {key}: " in documented
         assert parameter.annotation is not parameter.empty
+    two = name in ("convert", "beam", "compare_logits", "gather_evidence")
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
-        two = name in ("convert", "beam", "compare_logits", "gather_evidence")
         function(*[SOURCE] * (1 + two), bogus=1)
 
 
