@@ -68,7 +68,7 @@ def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> N
     options = {
         option.name: option.default
         for option in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "html", "help")
+        if option.name not in ("as_json", "quiet", "verbose", "as_markdown", "html", "junit", "help")
     }
     parameters = inspect.signature(getattr(api, name)).parameters
     assert set(parameters) - {"progress"} == set(options)
@@ -81,7 +81,7 @@ def test_names_and_defaults_are_the_command_line_s(name: str, command: str) -> N
 def test_verify_is_two_functions() -> None:
     options = {option.name for option in typer.main.get_command(app).commands["verify"].params}  # type: ignore[attr-defined]
     both = {*inspect.signature(api.verify).parameters, *inspect.signature(api.compare_logits).parameters}
-    assert options - both == {"as_json", "quiet", "verbose", "compare_logits"}
+    assert options - both == {"as_json", "quiet", "verbose", "compare_logits", "junit"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
