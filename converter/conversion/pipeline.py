@@ -89,7 +89,7 @@ def _run(beam: Any, request: Request, conversion: Conversion, count: int, beam_o
         options = beam.options.pipeline_options.PipelineOptions(list(beam_options))
         try:
             with beam.Pipeline(options=options) as pipeline:
-                (
+                _ = (
                     pipeline
                     | "Shares" >> beam.Create(list(range(count)))
                     | "Spread" >> beam.Reshuffle()
@@ -238,7 +238,7 @@ def _failure_name(stage: SharedStage | ObjectStage) -> str:
 
 def _import_beam() -> Any:
     try:
-        import apache_beam
+        import apache_beam  # pyright: ignore[reportMissingImports] - an extra
     except ImportError:
         raise UsageError("beam needs Apache Beam: pip install 'axlearn2maxtext[beam]'") from None
     return apache_beam

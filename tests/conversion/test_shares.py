@@ -83,9 +83,8 @@ def share(place: Place, process: str | None, **options: Any) -> Result:
 def assert_whole(place: Place, expected: dict[str, bytes], in_process: Cli) -> None:
     assert place.chunks(place.target) == expected
     assert place.left() == []
-    for arguments in ((place.source, place.target), (place.target,)):
-        proof = in_process("verify", "-q", *arguments)
-        assert proof.code == 0, proof.err
+    proof = in_process("verify", "-q", place.target)
+    assert proof.code == 0, proof.err
 
 
 def test_the_last_of_four_commits(place: Place, expected: dict[str, bytes], in_process: Cli) -> None:
@@ -149,7 +148,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("units", [1, 5, 10])
+@pytest.mark.parametrize("units", [1, 10])
 def test_a_process_that_wakes_after_the_commit_changes_nothing(
     place: Place, units: int, expected: dict[str, bytes], in_process: Cli
 ) -> None:
@@ -257,7 +256,7 @@ def test_other_units_do_not_complete_the_work(place: Place, in_process: Cli, mon
     assert share(place, "0/1").finished
 
 
-@pytest.mark.parametrize("options", [{"store": "ocdbt"}, {"link": True}, {"rewrite": True}, {"check": True}], ids=str)
+@pytest.mark.parametrize("options", [{"store": "ocdbt"}, {"link": True}, {"rewrite": True, "check": True}], ids=str)
 def test_forms_of_a_checkpoint(local: Place, options: dict[str, Any], in_process: Cli) -> None:
     for process in ("1/3", "0/3"):
         share(local, process, **options)
@@ -306,7 +305,7 @@ def test_an_empty_destination_is_filled(local: Place, expected: dict[str, bytes]
     assert_whole(local, expected, in_process)
 
 
-@pytest.mark.parametrize("moved", [(), ("maxtext.yml",), ("ax2mt.json", "maxtext.yml")], ids=str)
+@pytest.mark.parametrize("moved", [(), ("maxtext.yml",)], ids=str)
 def test_a_publication_that_was_killed_is_finished(
     local: Place,
     moved: tuple[str, ...],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter.axes import groups, target_box
@@ -28,6 +28,7 @@ LOADS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(LOADS, st.integers(1, 40))
 def test_every_unit_is_in_one_share(loads: list[Load], count: int) -> None:
     portions = divide(loads, count)
@@ -39,6 +40,7 @@ def test_every_unit_is_in_one_share(loads: list[Load], count: int) -> None:
     assert {portion.total_bytes for portion in portions} == {sum(load.bytes for load in loads)}
 
 
+@settings(max_examples=30)
 @given(LOADS, st.integers(1, 40))
 def test_no_share_exceeds_the_mean_by_more_than_one_run(loads: list[Load], count: int) -> None:
     portions = divide(loads, count)
