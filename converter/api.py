@@ -296,7 +296,7 @@ def conform(
             layout=options["layout"],
             step=options["step"],
             mapping=_optional(options["mapping"]),
-            options=_table_options(options["untie"], options["option"]),
+            options=_table_options(options),
             settings=tuple(_settings(options["set"])),
         )
     )

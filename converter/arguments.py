@@ -77,16 +77,11 @@ class SourceArguments(TypedDict, total=False):
     mapping: Annotated[Path | None, Option("Your own mapping table, or a bundled one.", metavar="FILE")]
 
 
-class OptionArguments(SourceArguments, total=False):
-    """What every function takes for which the options of a mapping table are switched on."""
+class TableArguments(SourceArguments, total=False):
+    """What every function takes that plans the leaves of a MaxText checkpoint."""
 
     untie: Annotated[bool, Option("Write the output projection as a leaf of its own: --option untie.", False)]
     option: Annotated[Iterable[str], Option("Switch on an option of the mapping table.", (), "NAME")]
-
-
-class TableArguments(OptionArguments, total=False):
-    """What every function takes that plans the leaves of a MaxText checkpoint."""
-
     rope: Annotated[Rope, Option("Order of the rotated pairs in q and k: MaxText's own, or AXLearn's.", "permuted")]
     layout: Annotated[Layout | None, Option("All layers in one leaf, or each in leaves of its own; default: scanned.")]
 
@@ -142,7 +137,7 @@ class ParameterArguments(TableArguments, total=False):
     model: Annotated[str | None, Option("A published size.", metavar="NAME")]
 
 
-class ConformArguments(OptionArguments, total=False):
+class ConformArguments(TableArguments, total=False):
     """What `conform` takes."""
 
     set: Annotated[Settings, Option("Change maxtext.yml.", (), "KEY=VALUE")]
