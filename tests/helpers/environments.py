@@ -4,7 +4,7 @@
 
 * `.venv-maxtext`: the real MaxText on Python 3.12. Where no Python 3.12 works, the tests that need it are skipped,
   loudly; with CI=true that is a failure.
-* `.venv-orbax`: the oldest supported Orbax, on the interpreter that runs this script.
+* `.venv-orbax`: the oldest Orbax that our checkpoints must restore in, on the interpreter that runs this script.
 * `.venv-beam`: Apache Beam, whose pins differ from those of other packages that tests use, on the same interpreter.
 
 An environment that is ready is left alone, so that a second run starts at once: its `ready` file holds the hash of its
