@@ -10,7 +10,7 @@ import numpy as np
 
 from converter.arrays import file_states
 from converter.checkpoints import is_committed
-from converter.conversion.stage import SOURCE_FILES
+from converter.conversion.work_area import SOURCE_FILES
 from converter.errors import InexactError, SourceError, UsageError
 from converter.mapping import needed_patches
 from converter.planning import (

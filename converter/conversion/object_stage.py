@@ -42,7 +42,7 @@ from converter.conversion.shares import (
     record_name,
     shares_in,
 )
-from converter.conversion.stage import (
+from converter.conversion.work_area import (
     MAX_JOURNAL_BYTES,
     STREAMS,
     SharedWork,

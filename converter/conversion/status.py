@@ -11,7 +11,7 @@ from converter.conversion.destination import resolve_destination
 from converter.conversion.object_stage import ObjectStage
 from converter.conversion.shared_stage import SharedStage, read_journal
 from converter.conversion.shares import DoneShare, is_complete, missing
-from converter.conversion.stage import SHARED, journal_path, stage_path
+from converter.conversion.work_area import SHARED, journal_path, stage_path
 from converter.planning import Share
 from converter.storage import storage_of
 

@@ -12,7 +12,7 @@ from converter.arrays import LeafStore, StackStore, check_chunk, target_index
 from converter.conversion.conversion import Conversion
 from converter.conversion.copy import copy_chunk, link_chunk
 from converter.conversion.rewrite import Rewriter, store_chunk
-from converter.conversion.stage import Work, open_stack
+from converter.conversion.work_area import Work, open_stack
 from converter.planning import IN_STORE, LINK, Portion, Task
 from converter.storage import storage_of
 from converter.work import ByteBudget, Progress

@@ -115,7 +115,7 @@ def test_expected_bytes_cover_what_is_written(big_tensors: dict[str, np.ndarray]
 def test_a_stream_holds_no_more_slabs_than_planned(
     big_tensors: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("converter.conversion.stage.COPIERS", 0)
+    monkeypatch.setattr("converter.conversion.work_area.COPIERS", 0)
     source = open_source(str(write_checkpoint(tmp_path / "step_00000100", big_tensors)))
     plan = make_plan(source, Options(rewrite=True, max_memory=28 << 20))
     task = next(task for task in plan.tasks if task.sources[0].path == EXPERTS)

@@ -98,7 +98,7 @@ def test_a_passing_fault_of_the_source_costs_no_work(
     source = write_checkpoint(tmp_path / STEP, envy_tensors())
     faulty.fail(operation, str(source / CHUNK))
     with monkeypatch.context() as patch:
-        patch.setattr("converter.conversion.stage.COPIERS", 0)
+        patch.setattr("converter.conversion.work_area.COPIERS", 0)
         assert "Input/output error" in refused(capsys, 3, source, tmp_path / "out", "--jobs", "1")
     faulty.heal()
     assert run_cli(["convert", "--json", "-q", str(source), str(tmp_path / "out")]) == 0

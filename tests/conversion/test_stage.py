@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from converter.conversion.stage import SOURCE_FILES, Stage, finish_published, journal_path, stage_path, tree_bytes
+from converter.conversion.stage import Stage, finish_published
+from converter.conversion.work_area import SOURCE_FILES, journal_path, stage_path, tree_bytes
 from converter.errors import DestinationError
 from tests.helpers.faulty_storage import FaultyStorage, Kill
 

@@ -243,7 +243,7 @@ def test_a_work_area_that_vanishes(
 ) -> None:
     target = tmp_path / "out"
     # One leaf after the other: what is finished must be told from what is being written.
-    monkeypatch.setattr("converter.conversion.stage.COPIERS", 0)
+    monkeypatch.setattr("converter.conversion.work_area.COPIERS", 0)
     moments = {
         # The twelfth leaf is opened; a database makes two directories.
         "during the work": ("make_directory", rf"/leaves/[^/]+{'/chunks' if store == 'ocdbt' else ''}$"),

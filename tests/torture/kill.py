@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from converter.checkpoints.maxtext import is_maxtext_checkpoint
-from converter.conversion.stage import journal_path, stage_path
+from converter.conversion.work_area import journal_path, stage_path
 
 ROUTES = (
     (),
