@@ -43,14 +43,15 @@ def _typer_parameter(parameter: inspect.Parameter, kind: Any, option: Option) ->
 
 def call(function: Callable[..., Any], context: typer.Context, given: dict[str, Any]) -> Any:
     """Calls a function of `api` with the options that were given, and with a progress line if it takes one."""
-    if context.obj.verbose:
-        from converter.cli.retries import show_retries
-
-        show_retries()
     keywords = {name: value for name, value in given.items() if value is not None}
     if any(parameter.name == "progress" for parameter in arguments(function)):
         keywords["progress"] = progress(context)
-    return function(**keywords)
+    if not context.obj.verbose:
+        return function(**keywords)
+    from converter.cli.retries import showing_retries
+
+    with showing_retries():
+        return function(**keywords)
 
 
 def refuse_given(context: typer.Context, names: Iterable[str], where: str) -> None:

@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LOGGER = "converter.storage"
 
@@ -13,9 +15,15 @@ class Retries(logging.Handler):
         print(f"ax2mt: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def show_retries() -> None:
-    """Prints them from now on."""
-    logger = logging.getLogger(LOGGER)
-    if not any(isinstance(handler, Retries) for handler in logger.handlers):
-        logger.addHandler(Retries())
+@contextmanager
+def showing_retries() -> Iterator[None]:
+    """Prints them while the block runs."""
+    logger, handler = logging.getLogger(LOGGER), Retries()
+    before = logger.level
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

@@ -139,6 +139,7 @@ def test_a_receipt_can_be_read_again(checkpoint: Path) -> None:
         "options": {"untie": True},
         "config": {},
         "patches": [],
+        "conversion": "",
         "files": {name: file_digest(str(checkpoint / name)) for name in sorted(FILES | CHUNKED)},
     }
     assert check_receipt(str(checkpoint)) == []

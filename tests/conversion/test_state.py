@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[Change, int, str]] = {
     "a moment too many": (
         put(f"{PLAIN_CHAIN}/mu/decoder/extra", np.zeros(3, np.float32)),
         4,
-        f"{PLAIN_CHAIN}/mu/decoder/extra is a moment of no parameter",
+        f"{PLAIN_CHAIN}/mu/decoder/extra is a moment, but there is no such parameter",
     ),
     "two optimizers": (second_optimizer, 4, "learner/optimizer/1/0, learner/second/optimizer/1/0"),
     "Adam's count differs": (

@@ -84,6 +84,8 @@ class NoCommit:
 
     peak_memory = 0
 
+    def __init__(self, *, at_once: bool = True) -> None: ...
+
     def __enter__(self) -> "NoCommit":
         return self
 
