@@ -196,7 +196,7 @@ def test_a_process_that_is_held_up_before_its_first_step(
     assert_whole(local, expected, in_process)
 
 
-@pytest.mark.parametrize("moment", ["_finish", "commit"])
+@pytest.mark.parametrize("moment", ["finish", "commit"])
 def test_two_that_commit(
     place: Place, moment: str, expected: dict[str, bytes], in_process: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +205,7 @@ def test_two_that_commit(
 
     def meanwhile(*arguments: Any) -> None:
         monkeypatch.setattr(run_module, moment, original)
-        if moment == "_finish":
+        if moment == "finish":
             original(*arguments)
         assert share(place, "0/1").finished
         if moment == "commit":
