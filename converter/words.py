@@ -9,9 +9,14 @@ SHORT_FLAGS = {"untie": "--untie", "qk_norm": "--qk-norm fit", "interleaved": "-
 """Options of mapping tables that the command line has a short form for."""
 
 
+def option_words(name: str) -> list[str]:
+    """The words of a command line that switch on the option of a mapping table."""
+    return SHORT_FLAGS[name].split() if name in SHORT_FLAGS else ["--option", name]
+
+
 def option_flag(name: str) -> str:
     """How the option of a mapping table is given on the command line."""
-    return SHORT_FLAGS.get(name, f"--option {name}")
+    return " ".join(option_words(name))
 
 
 def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:

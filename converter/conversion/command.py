@@ -2,23 +2,22 @@
 
 import shlex
 
-from converter.choices import COMPRESSORS, LAYOUTS, STORES, TREES
+from converter.choices import LAYOUTS, STORES, TREES
 from converter.conversion.conversion import Request
 from converter.planning import DEFAULT_MEMORY, Plan
+from converter.words import option_words
 
 
 def convert_command(request: Request, plan: Plan, destination: str) -> str:
     """The command that does the same conversion again, with absolute paths and the step that was taken."""
     options = plan.options
-    fits = {f"--{name.replace('_', '-')}": "fit" for name in sorted(options.table & {"qk_norm"})}
     values = {
         "--step": plan.step if request.step is not None else None,
         "--mapping": request.mapping,
         "--layout": options.layout if options.layout != LAYOUTS[0] else None,
         "--max-memory": options.max_memory if options.max_memory != DEFAULT_MEMORY else None,
         "--store": options.store if options.store != STORES[0] else None,
-        "--compress": options.compress if options.compress != COMPRESSORS[0] else None,
-        **fits,
+        "--compress": options.compress,
         "--dtype": options.dtype,
         "--tree": options.tree if options.tree != TREES[0] else None,
         "--optimizer": options.optimizer,
@@ -34,6 +33,6 @@ def convert_command(request: Request, plan: Plan, destination: str) -> str:
     words = ["ax2mt", "convert", request.source, destination]
     words += [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
     words += [flag for flag, given in flags.items() if given]
-    words += [word for name in sorted(options.table - {"qk_norm"}) for word in ("--option", name)]
+    words += [word for name in sorted(options.table) for word in option_words(name)]
     words += [word for setting in request.settings for word in ("--set", setting)]
     return shlex.join(words)

@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Iterator
 
-from converter.choices import DEFAULT_KL
+from converter.choices import DEFAULT_KL, UNSCANNED
 from converter.evidence.digests import Receipt
 from converter.evidence.evidence import Command, Request
-from converter.words import SHORT_FLAGS
+from converter.words import option_words
 
 COPY = "NEW"
 """Stands for a directory that does not exist yet."""
@@ -46,18 +46,19 @@ def _option(flag: str, value: object) -> list[str]:
 
 def _made(receipt: Receipt) -> Iterator[str]:
     """The options of the conversion, by its receipt."""
+    # The usual compressor depends on the layout, see `planning.Options`.
+    usual = {**NO_FLAG, "compress": None} if receipt.options.get("layout") == UNSCANNED else NO_FLAG
     for name, value in receipt.options.items():
-        if name in NO_FLAG and value != NO_FLAG[name] and isinstance(value, str):
-            yield from (f"--{name}", value)
-        elif name in SHORT_FLAGS and value in (True, "fit"):
-            yield from SHORT_FLAGS[name].split()
+        if name in usual:
+            if value != usual[name] and isinstance(value, str):
+                yield from (f"--{name}", value)
         elif name == "set" and isinstance(value, dict):
             for key, setting in value.items():
                 yield from ("--set", f"{key}={str(setting).lower() if isinstance(setting, bool) else setting}")
         elif name == "state" and isinstance(value, dict):
             yield from ("--state", "--optimizer", str(value.get("optimizer")))
-        elif name not in {*NO_FLAG, *SHORT_FLAGS, "set", "state"} and value in (True, "fit"):
-            yield from ("--option", name)
+        elif value in (True, "fit"):
+            yield from option_words(name)
 
 
 def _of_logits(request: Request, mapping: list[str]) -> list[str]:

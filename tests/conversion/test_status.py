@@ -42,6 +42,16 @@ def test_one_process(local: Place, in_process: Cli) -> None:  # noqa: F811
     assert (done.code, "kept from the interrupted run" in done.out) == (0, True), done.err
 
 
+def test_a_compressor_that_is_not_the_usual_one(local: Place, in_process: Cli) -> None:  # noqa: F811
+    with pytest.raises(KeyboardInterrupt):
+        convert(local.source, local.target, layout="unscanned", compress="zstd", progress=After(3, interrupt))
+    found = status(local.target)
+    assert "--layout unscanned" in found.command
+    assert "--compress zstd" in found.command
+    done = in_process(*shlex.split(found.command)[1:])
+    assert (done.code, "kept from the interrupted run" in done.out) == (0, True), done.err
+
+
 def test_only_the_commit_is_awaited(
     local: Place,  # noqa: F811
     in_process: Cli,

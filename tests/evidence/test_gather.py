@@ -88,6 +88,11 @@ def test_options_are_in_the_commands(converted: Callable[..., Path]) -> None:
     assert len(evidence.parameters.rows) < len(evidence.receipt.leaves)
 
 
+def test_a_compressor_that_is_not_the_usual_one_is_in_the_command(converted: Callable[..., Path]) -> None:
+    made = converted("micro-hybrid-qkpair", layout="unscanned", compress="zstd")
+    assert gather_evidence(PAIR, made).commands[0].line.endswith("NEW --compress zstd --layout unscanned")
+
+
 def test_what_the_training_said_is_not_what_the_user_set(tmp_path: Path, in_process: Cli) -> None:
     assert in_process("convert", TRAINED, tmp_path / "out", "--set", "learner.max_step=5000").code == 0
     found = origins(gather_evidence(TRAINED, tmp_path / "out"))
