@@ -9,16 +9,27 @@ printed and no signal is handled. Heavy imports happen inside the functions, so 
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Unpack
 
+from converter.argument_values import (
+    byte_count,
+    cast_dtype,
+    job_count,
+    limits_of,
+    optional_path,
+    plan_options,
+    run_request,
+    settings_of,
+    share_of,
+    silent,
+    table_options,
+)
 from converter.arguments import (
     BeamArguments,
-    BitsArguments,
     CompareArguments,
     ConformArguments,
-    ConversionArguments,
     ConvertArguments,
     EvidenceArguments,
     LogitsArguments,
@@ -26,14 +37,11 @@ from converter.arguments import (
     ParameterArguments,
     Path,
     PlanArguments,
-    Settings,
     SourcePath,
-    TableArguments,
     VerifyArguments,
     arguments,
     documented,
 )
-from converter.choices import CAST_DTYPES, INTERLEAVED, LAYOUTS, MAX_JOBS, QK_NORMS, ROPES, CastDtype
 
 if TYPE_CHECKING:
     from converter.checkpoints import Inspection
@@ -41,9 +49,8 @@ if TYPE_CHECKING:
     from converter.conversion import BeamResult, Result, Status
     from converter.evidence import Evidence
     from converter.forward import LogitsComparison, LogitsResult
-    from converter.planning import Options, ParameterReport, Plan, Share
+    from converter.planning import ParameterReport, Plan
     from converter.verification import Verification
-    from converter.work import Progress
 
 
 @documented
@@ -66,24 +73,17 @@ def convert(
 
     # Started first: it has the most to import. A process with a share rarely is the one that commits.
     with Committer(at_once=options["process"] is None) as committer:
-        from converter.conversion import Request
         from converter.conversion import convert as run
 
-        request = Request(
-            source=os.fspath(source),
-            destination=os.fspath(destination),
-            options=_options(options),
-            step=options["step"],
-            mapping=_optional(options["mapping"]),
-            settings=_settings(options["set"]),
-            jobs=_jobs(options["jobs"]),
+        request = run_request(
+            source,
+            destination,
+            options,
             overwrite=options["overwrite"],
             fresh=options["fresh"],
-            check=options["check"],
-            require_exact=options["require_exact"],
-            share=_share(options["process"]),
+            process=options["process"],
         )
-        return run(request, options["progress"] or _silent(), committer)
+        return run(request, options["progress"] or silent(), committer)
 
 
 @documented
@@ -98,12 +98,12 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
     from converter.conversion import resolve_destination
     from converter.planning import configure_source, estimate_traffic, make_plan, open_source, transfer_between
 
-    made = _options(options)
-    to = _optional(options["to"])
+    made = plan_options(options)
+    to = optional_path(options["to"])
     opened = open_source(
         os.fspath(source),
         step=options["step"],
-        mapping=_optional(options["mapping"]),
+        mapping=optional_path(options["mapping"]),
         options=made.table,
         metadata_only=options["metadata_only"],
         tree=made.tree,
@@ -111,11 +111,11 @@ def plan(source: SourcePath, **options: Unpack[PlanArguments]) -> "Plan":
         force=made.force,
         layout=made.layout,
     )
-    configuration, directory = configure_source(opened, _settings(options["set"])), opened.checkpoint.directory
+    configuration, directory = configure_source(opened, settings_of(options["set"])), opened.checkpoint.directory
     target = directory if to is None else resolve_destination(to)
     if to is not None:
         made = dataclasses.replace(made, transfer=transfer_between(directory, target))
-    made_plan = make_plan(opened, made, configuration, jobs=_jobs(options["jobs"]))
+    made_plan = make_plan(opened, made, configuration, jobs=job_count(options["jobs"]))
     if to is None:
         return made_plan
     return dataclasses.replace(made_plan, traffic=estimate_traffic(made_plan, directory, target))
@@ -142,10 +142,14 @@ def verify(
     from converter.verification import verify as compare
     from converter.verification import verify_digests
 
-    step, mapping, sample = options["step"], _optional(options["mapping"]), options["sample"]
-    tree, dtype = options["tree"], _cast_dtype(options)
-    progress, memory, jobs = options["progress"] or _silent(), _bytes(options["max_memory"]), _jobs(options["jobs"])
-    share = _share(options["process"])
+    step, mapping, sample = options["step"], optional_path(options["mapping"]), options["sample"]
+    tree, dtype = options["tree"], cast_dtype(options)
+    progress, memory, jobs = (
+        options["progress"] or silent(),
+        byte_count(options["max_memory"]),
+        job_count(options["jobs"]),
+    )
+    share = share_of(options["process"])
     if destination is None:
         if (step, mapping, tree, dtype, sample) != (None,) * 5:
             raise UsageError("--step, --mapping, --tree, --dtype and --sample need a source: verify SRC DST")
@@ -188,20 +192,20 @@ def compare_logits(
     from converter.forward import choose_tokens, compare, open_pair
     from converter.work import reuse_freed_memory
 
-    memory = _bytes(options["max_memory"])
+    memory = byte_count(options["max_memory"])
     reuse_freed_memory()
     models = open_pair(
         os.fspath(source),
         os.fspath(destination),
         step=options["step"],
-        mapping=_optional(options["mapping"]),
+        mapping=optional_path(options["mapping"]),
         tree=options["tree"],
-        settings=_settings(options["set"]),
+        settings=settings_of(options["set"]),
         norm_after=options["norm_after_rope"],
     )
-    tokens = choose_tokens(_optional(options["tokens"]), models[0].weights.vocabulary)
-    limits = _limits(options)
-    with closing(options["progress"] or _silent()) as progress:
+    tokens = choose_tokens(optional_path(options["tokens"]), models[0].weights.vocabulary)
+    limits = limits_of(options)
+    with closing(options["progress"] or silent()) as progress:
         explain = options["explain"]
         return compare(*models, tokens, budget=memory, limits=limits, explain=explain, progress=progress)
 
@@ -223,19 +227,19 @@ def logits(
     from converter.forward import logits as run
     from converter.work import reuse_freed_memory
 
-    memory = _bytes(options["max_memory"])
+    memory = byte_count(options["max_memory"])
     reuse_freed_memory()
     model = open_model(
         os.fspath(path),
         step=options["step"],
-        mapping=_optional(options["mapping"]),
+        mapping=optional_path(options["mapping"]),
         tree=options["tree"],
-        settings=_settings(options["set"]),
+        settings=settings_of(options["set"]),
         norm_after_rope=options["norm_after_rope"],
     )
-    tokens = choose_tokens(_optional(options["tokens"]), model.weights.vocabulary)
-    with closing(options["progress"] or _silent()) as progress:
-        return run(model, tokens, _optional(options["out"]), memory, progress)
+    tokens = choose_tokens(optional_path(options["tokens"]), model.weights.vocabulary)
+    with closing(options["progress"] or silent()) as progress:
+        return run(model, tokens, optional_path(options["out"]), memory, progress)
 
 
 @documented
@@ -256,12 +260,12 @@ def parameters(
     from converter.planning import make_report
 
     return make_report(
-        _optional(source),
-        _optional(destination),
+        optional_path(source),
+        optional_path(destination),
         model=options["model"],
         step=options["step"],
-        mapping=_optional(options["mapping"]),
-        options=_table_options(options),
+        mapping=optional_path(options["mapping"]),
+        options=table_options(options),
         tree=options["tree"],
         layout=options["layout"],
     )
@@ -288,16 +292,16 @@ def conform(
 
     return run(
         ConformRequest(
-            source=_optional(source),
+            source=optional_path(source),
             model=options["model"],
-            maxtext=_optional(options["maxtext"]),
-            axlearn=_optional(options["axlearn"]),
+            maxtext=optional_path(options["maxtext"]),
+            axlearn=optional_path(options["axlearn"]),
             config=options["config"],
             layout=options["layout"],
             step=options["step"],
-            mapping=_optional(options["mapping"]),
-            options=_table_options(options),
-            settings=tuple(_settings(options["set"])),
+            mapping=optional_path(options["mapping"]),
+            options=table_options(options),
+            settings=tuple(settings_of(options["set"])),
         )
     )
 
@@ -327,21 +331,21 @@ def gather_evidence(
         source=os.fspath(source),
         destination=os.fspath(destination),
         step=options["step"],
-        mapping=_optional(options["mapping"]),
+        mapping=optional_path(options["mapping"]),
         tree=options["tree"],
-        dtype=_cast_dtype(options),
+        dtype=cast_dtype(options),
         sample=options["sample"],
         decode=options["decode"],
-        max_memory=_bytes(options["max_memory"]) if options["max_memory"] is not None else None,
-        jobs=_jobs(options["jobs"]),
+        max_memory=byte_count(options["max_memory"]) if options["max_memory"] is not None else None,
+        jobs=job_count(options["jobs"]),
         logits=options["logits"],
-        tokens=_optional(options["tokens"]),
-        settings=tuple(_settings(options["set"])),
+        tokens=optional_path(options["tokens"]),
+        settings=tuple(settings_of(options["set"])),
         norm_after_rope=options["norm_after_rope"],
-        limits=tuple(_limits(options)),
+        limits=tuple(limits_of(options)),
         explain=options["explain"],
     )
-    return gather(request, options["progress"] or _silent())
+    return gather(request, options["progress"] or silent())
 
 
 @documented
@@ -372,19 +376,9 @@ def beam(
       DestinationError: the destination is refused or cannot be written, or the pipeline failed.
       InexactError: `require_exact`, and the weights are not.
     """
-    from converter.conversion import Request, run_pipeline
+    from converter.conversion import run_pipeline
 
-    request = Request(
-        source=os.fspath(source),
-        destination=os.fspath(destination),
-        options=_options(options),
-        step=options["step"],
-        mapping=_optional(options["mapping"]),
-        settings=_settings(options["set"]),
-        jobs=_jobs(options["jobs"]),
-        check=options["check"],
-        require_exact=options["require_exact"],
-    )
+    request = run_request(source, destination, options)
     return run_pipeline(request, options["shares"], list(beam_options))
 
 
@@ -411,92 +405,3 @@ def _refuse_options_of_logits(given: EvidenceArguments) -> None:
     flags = [f"--{name.replace('_', '-')}" for name in sorted(idle) if given.get(name) != usual[name]]
     if flags:
         raise UsageError(f"{', '.join(flags)} cannot be used without --logits")
-
-
-def _cast_dtype(given: BitsArguments) -> CastDtype | None:
-    from converter.errors import UsageError
-
-    dtype = given["dtype"]
-    if dtype is not None and dtype not in CAST_DTYPES:
-        raise UsageError(f"--dtype {dtype}: expected one of {', '.join(CAST_DTYPES)}")
-    return dtype
-
-
-def _limits(given: CompareArguments) -> list[tuple[str, float]]:
-    limits = [("kl_max", given["max_kl"]), ("top1", given["min_top1"])]
-    return limits if given["max_difference"] is None else [*limits, ("max_abs", given["max_difference"])]
-
-
-def _options(given: ConversionArguments) -> "Options":
-    from converter.errors import UsageError
-    from converter.planning import Options
-
-    if given["qk_norm"] not in QK_NORMS:
-        raise UsageError(f"--qk-norm {given['qk_norm']}: expected one of {', '.join(QK_NORMS)}")
-    fits = {"qk_norm"} if given["qk_norm"] == "fit" else set[str]()
-    made = Options(
-        table=_table_options(given) | fits,
-        max_memory=_bytes(given["max_memory"]),
-        store=given["store"],
-        compress=given["compress"],
-        rewrite=given["rewrite"],
-        link=given["link"],
-        tree=given["tree"],
-        state=given["state"],
-        optimizer=given["optimizer"],
-        force=given["force"],
-        layout=given["layout"] or LAYOUTS[0],
-        dtype=given["dtype"],
-    )
-    made.check()
-    return made
-
-
-def _table_options(given: TableArguments) -> frozenset[str]:
-    from converter.errors import UsageError
-
-    option, rope = given["option"], given["rope"]
-    if isinstance(option, str):
-        raise UsageError(f"option={option!r}: expected a list of names")
-    if rope not in ROPES:
-        raise UsageError(f"--rope {rope}: expected one of {', '.join(ROPES)}")
-    short = {"untie": given["untie"], INTERLEAVED: rope == INTERLEAVED}
-    return frozenset([*option, *(name for name, on in short.items() if on)])
-
-
-def _settings(given: Settings) -> list[str]:
-    if isinstance(given, Mapping):
-        values = ((key, str(value).lower() if isinstance(value, bool) else value) for key, value in given.items())
-        return [f"{key}={value}" for key, value in values]
-    return list(given)
-
-
-def _jobs(count: int) -> int:
-    from converter.errors import UsageError
-
-    if not 1 <= count <= MAX_JOBS:
-        raise UsageError(f"--jobs {count}: expected a number from 1 to {MAX_JOBS}")
-    return count
-
-
-def _share(process: str | None) -> "Share | None":
-    from converter.environment import launch_variables
-    from converter.planning import read_share
-
-    return None if process is None else read_share(process, launch_variables())
-
-
-def _bytes(size: int | str) -> int:
-    from converter.words import parse_size
-
-    return parse_size(str(size))
-
-
-def _optional(path: Path | None) -> str | None:
-    return None if path is None else os.fspath(path)
-
-
-def _silent() -> "Progress":
-    from converter.work import Silent
-
-    return Silent()

@@ -111,22 +111,25 @@ class PlanArguments(ConversionArguments, total=False):
     metadata_only: Annotated[bool, Option("Chunk files are absent: index and .zarray files are enough.", False)]
 
 
-class ConvertArguments(ConversionArguments, total=False):
+class RunArguments(ConversionArguments, total=False):
+    """What every function takes that converts."""
+
+    check: Annotated[bool, Option("Also decode the chunks that are passed through.", False)]
+    require_exact: Annotated[bool, Option("Fail (7) where stock MaxText's attention is not exact.", False)]
+
+
+class ConvertArguments(RunArguments, total=False):
     """What `convert` takes."""
 
     overwrite: Annotated[bool, Option("Replace the checkpoint at DST.", False)]
     fresh: Annotated[bool, Option("Do not resume an interrupted conversion.", False)]
-    check: Annotated[bool, Option("Also decode the chunks that are passed through.", False)]
-    require_exact: Annotated[bool, Option("Fail (7) where stock MaxText's attention is not exact.", False)]
     process: Process
     progress: ProgressObject
 
 
-class BeamArguments(ConversionArguments, total=False):
+class BeamArguments(RunArguments, total=False):
     """What `beam` takes."""
 
-    check: Annotated[bool, Option("Also decode the chunks that are passed through.", False)]
-    require_exact: Annotated[bool, Option("Fail (7) where stock MaxText's attention is not exact.", False)]
     shares: Annotated[int | None, Option("Elements of the pipeline; default: one for 256 MiB of weights.", least=1)]
 
 

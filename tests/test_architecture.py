@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 """For each package those that it may import, beside HELPERS: only what stands above it."""
 
-ABOVE_ALL = ("cli", "api", "arguments", "launch", "__init__", "__main__")
+ABOVE_ALL = ("cli", "api", "arguments", "argument_values", "launch", "__init__", "__main__")
 """The ways in: they import everything, and nothing below imports them."""
 
 OPEN_PACKAGES = ("report", "cli")
