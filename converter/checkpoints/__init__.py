@@ -31,25 +31,27 @@ from converter.checkpoints.names import (
     leaf_key,
 )
 from converter.checkpoints.receipt import (
-    NO_DIGEST,
-    SUMS,
-    Made,
     Origin,
     check_receipt,
     file_digest,
+    read_receipt,
+    recorded_mapping,
+    write_receipt,
+)
+from converter.checkpoints.records import (
+    NO_DIGEST,
+    SUMS,
+    Made,
     is_fitting,
     is_recorded,
     metadata_entry,
-    read_receipt,
     read_records,
     recorded_fits,
-    recorded_mapping,
     recorded_options,
     recorded_settings,
     recorded_trees,
     stored_record,
     sum_record,
-    write_receipt,
 )
 from converter.checkpoints.train_state import (
     ADAMW,

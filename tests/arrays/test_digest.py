@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 
 from converter.arrays.digest import chunk_digest
 from converter.checkpoints.receipt import (
-    NO_DIGEST,
     Origin,
     check_receipt,
     file_digest,
-    is_recorded,
-    metadata_entry,
     metadata_files,
     read_receipt,
+    write_receipt,
+)
+from converter.checkpoints.records import (
+    NO_DIGEST,
+    is_recorded,
+    metadata_entry,
     read_records,
     recorded_fits,
     recorded_options,
     recorded_settings,
     stored_record,
-    write_receipt,
 )
 
 ORIGIN = Origin("ax2mt 0.1", "/train/envy/step_00000100", 100, "envy", "ab" * 32, {"untie": True}, {})

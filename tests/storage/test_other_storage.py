@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from converter.arrays import LeafStore
 from converter.arrays.encoding import Encoding
-from converter.checkpoints.receipt import NO_DIGEST, stored_record
+from converter.checkpoints.records import NO_DIGEST, stored_record
 from converter.conversion.copy import copy_chunk
 from converter.errors import SourceError
 from converter.planning.source import open_source
