@@ -19,9 +19,7 @@ from converter.conversion.conversion import Conversion
 from converter.conversion.stream import Written
 from converter.conversion.work_area import Work, conversion_digest
 from converter.mapping import MODEL, TRAINING, training_keys
-from converter.planning import (
-    Plan,
-)
+from converter.planning import Plan
 from converter.storage import storage_of, write_error
 from converter.version import __version__
 

@@ -10,37 +10,32 @@ killed one is taken up after one listing, and another conversion is refused by t
 differ from run to run (times, random keys), are put into one object first: whichever run does so decides for all.
 """
 
-import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from converter.arrays import CHUNKS, MANIFEST_NAME, Array, ObjectLeafStore
+from converter.arrays import CHUNKS, Array, ObjectLeafStore
 from converter.checkpoints import (
     CONFIG_NAME,
-    CUSTOM_METADATA,
     ITEMS,
     MARKER,
-    RECEIPT_NAME,
-    TREE_METADATA,
     leaf_key,
     sum_record,
 )
+from converter.conversion.object_upload import Upload, small_files
 from converter.conversion.shares import (
     DONE,
     MAX_RECORD_BYTES,
     DoneShare,
     check_division,
     decode,
-    is_complete,
-    missing,
     record_name,
     shares_in,
+    still_awaited,
 )
 from converter.conversion.work_area import (
     MAX_JOURNAL_BYTES,
@@ -54,9 +49,7 @@ from converter.conversion.work_area import (
 )
 from converter.errors import DestinationError
 from converter.planning import IN_STORE, Portion, Share
-from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, storage_of, write_error
-
-MAX_BUNDLE_BYTES = 1 << 30
+from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, write_error
 
 MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
@@ -80,7 +73,6 @@ class ObjectStage(SharedWork):
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, ObjectLeafStore] = {}
         self._published = False
-        self._about: dict[str, Any] = {}
         self._content: dict[str, Any] = {}
         try:
             self._local = tempfile.TemporaryDirectory(prefix="ax2mt-")
@@ -108,13 +100,14 @@ class ObjectStage(SharedWork):
         """
         try:
             self._mark = Mark(conversion=conversion_digest(conversion), work_area=self.root)
-            self._about = dict(about or {})
-            while not self._join_or_start(conversion, fresh=fresh, overwrite=overwrite):
+            while not self._join_or_start(conversion, about or {}, fresh=fresh, overwrite=overwrite):
                 pass
         except OSError as error:
             raise _refused(error, self.destination) from None
 
-    def _join_or_start(self, conversion: Mapping[str, Any], *, fresh: bool, overwrite: bool) -> bool:
+    def _join_or_start(
+        self, conversion: Mapping[str, Any], about: Mapping[str, Any], *, fresh: bool, overwrite: bool
+    ) -> bool:
         """One try; False where another run started meanwhile."""
         journal, content = self._read()
         same = content.get("conversion") == conversion
@@ -139,7 +132,7 @@ class ObjectStage(SharedWork):
                 "conversion": dict(conversion),
                 "source_fault": False,
                 "replacing": replacing,
-                "about": self._about,
+                "about": dict(about),
             }
             try:
                 self.storage.put(self.journal, json.dumps(content).encode(), version=0)
@@ -266,7 +259,7 @@ class ObjectStage(SharedWork):
             done = self.done()
         except OSError as error:
             raise _refused(error, self.destination) from None
-        return [] if is_complete(done) else missing(done, share.count)
+        return still_awaited(done, share.count)
 
     def holds_work(self) -> bool:
         return self.resumed or self.replaced or any(store.digests for store in self._stores.values())
@@ -289,61 +282,13 @@ class ObjectStage(SharedWork):
         try:
             if not self.is_finished():
                 self._check_in_place()
-                files = self._share(_files(self.output))
+                upload = Upload(self.storage, self.destination, self.step, self.root, self._mark)
+                files = upload.agree(small_files(self.output), self.is_finished)
                 if not self.is_finished():
-                    self._upload(files)
+                    upload.put(files, self._check_in_place)
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
         self._published = True
-
-    def _upload(self, files: Mapping[str, bytes]) -> None:
-        groups: dict[int, list[str]] = {}
-        for name in files:
-            if name != f"{self.step}/{MARKER}":
-                groups.setdefault(self._rank(name), []).append(name)
-        for rank in sorted(groups):
-            if rank == LAST:
-                self._check_in_place()
-            put = lambda name: self.storage.put(  # noqa: E731
-                f"{self.destination}/{name}", files[name], mark=self._mark, version=0
-            )
-            self.storage.together(put, sorted(groups[rank]))
-        last = f"{self.step}/{MARKER}"
-        self.storage.put(f"{self.destination}/{last}", files[last], mark=self._mark, version=0)
-
-    def _rank(self, name: str) -> int:
-        """When a file is uploaded: what others point to first, the markers last."""
-        items = f"{self.step}/{ITEMS}"
-        order = (
-            (f"{items}/{MANIFEST_NAME}",),
-            (CONFIG_NAME, RECEIPT_NAME),
-            (f"{items}/{TREE_METADATA}",),
-            (f"{self.step}/{CUSTOM_METADATA}",),
-            (f"{items}/{MARKER}",),
-        )
-        return next(
-            (number for number, names in enumerate(order, 2) if name in names), int(name.endswith(MANIFEST_NAME))
-        )
-
-    def _share(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The small files that all runs of this conversion upload: those of the run that came first."""
-        place = f"{self.root}/files.zip"
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w") as bundle:
-            for name, data in files.items():
-                bundle.writestr(name, data)
-        try:
-            self.storage.put(place, packed.getvalue(), mark=self._mark, version=0)
-            return dict(files)
-        except FileExistsError:
-            pass
-        try:
-            with zipfile.ZipFile(io.BytesIO(self.storage.read(place, MAX_BUNDLE_BYTES))) as bundle:
-                return {name: bundle.read(name) for name in bundle.namelist()}
-        except (FileNotFoundError, zipfile.BadZipFile):
-            if self.is_finished():
-                return dict(files)
-            raise
 
     def is_finished(self) -> bool:
         """Whether a run of this conversion has put the last marker in its place."""
@@ -426,10 +371,6 @@ class ObjectStage(SharedWork):
         return {blob.name.removeprefix(f"{self.destination}/"): blob for blob in self.storage.described(found)}
 
 
-LAST = 6
-"""The rank of the markers."""
-
-
 def finish_published_objects(
     destination: str, conversion: Mapping[str, Any], step: int = 0, *, shared: bool = False
 ) -> bool:
@@ -455,12 +396,6 @@ def finish_published_objects(
         raise _refused(error, destination) from None
     finally:
         stage.close()
-
-
-def _files(directory: str) -> dict[str, bytes]:
-    storage = storage_of(directory)
-    names = [blob.name for blob in storage.walk(directory) if blob.kind == "file" and not has_litter_in(blob.name)]
-    return {name: storage.read(os.path.join(directory, name), MAX_BUNDLE_BYTES) for name in names}
 
 
 def _refused(error: OSError, destination: str) -> DestinationError:

@@ -5,11 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from converter.checkpoints import (
-    Committer,
-    check_order,
-    train_command,
-)
+from converter.checkpoints import Committer, check_order, train_command
 from converter.conversion.command import convert_command
 from converter.conversion.conversion import Conversion, Request, make_conversion
 from converter.conversion.destination import check_destination, check_overlap, check_space, resolve_destination

@@ -23,10 +23,9 @@ from converter.conversion.shares import (
     DoneShare,
     check_division,
     decode,
-    is_complete,
-    missing,
     record_name,
     shares_in,
+    still_awaited,
 )
 from converter.conversion.work_area import (
     MAX_JOURNAL_BYTES,
@@ -238,7 +237,7 @@ class SharedStage(SharedWork):
             done = self.done()
         except OSError as error:
             raise write_error(self._at(DONE), error) from None
-        return [] if is_complete(done) else missing(done, share.count)
+        return still_awaited(done, share.count)
 
     def is_finished(self) -> bool:
         return is_published(self.destination, self.step, self._conversion)

@@ -125,6 +125,11 @@ def missing(done: Collection[Share], count: int) -> list[Share]:
     return [Share(index, count) for index in range(count) if index not in there]
 
 
+def still_awaited(done: Collection[Share], count: int) -> list[Share]:
+    """The shares of so many processes that are missing; none where the work is complete, be it by another number."""
+    return [] if is_complete(done) else missing(done, count)
+
+
 def check_division(portion: Portion, done: Iterable[DoneShare]) -> None:
     """Refuses a share that does not complete those that are done: another --max-memory makes other units.
 

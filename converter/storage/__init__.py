@@ -28,6 +28,7 @@ from converter.storage.reading import (
     store_errors,
 )
 from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
+from converter.storage.remote import ObjectStorage
 from converter.storage.shared import SharedFiles, claim
 from converter.storage.write_errors import free_text, write_error
 
@@ -43,6 +44,7 @@ __all__ = [
     "UNREADABLE",
     "Blob",
     "Mark",
+    "ObjectStorage",
     "Publication",
     "ReadError",
     "Reader",

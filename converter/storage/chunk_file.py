@@ -55,6 +55,24 @@ def open_chunk_file(
     return (DirectFile if direct else ChunkFile)(path, part, settle)
 
 
+def write_whole(file: "ChunkFile", data: bytes, *, durable: bool) -> None:
+    """Writes all of a small file; what has its name stays until then.
+
+    Args:
+      file: one that was begun.
+      data: its content.
+      durable: it has to be on disk before it has its name.
+    """
+    try:
+        file.write(data)
+        if durable:
+            file.flush()
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
+
+
 class ChunkFile:
     """A file that is written through the page cache."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import converter.storage.publishing as publishing
 from converter.storage.base import DANGLING, DIRECTORY, FILE, OTHER, UNREADABLE, Blob, Limits, Mark, Publication, Space
-from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file
+from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file, write_whole
 from converter.storage.file_reader import FileReader
 from converter.storage.lock import FileLock
 
@@ -131,15 +131,7 @@ class LocalStorage:
         return open_chunk_file(name, size)
 
     def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
-        file = self.create(name)
-        try:
-            file.write(data)
-            if durable:
-                file.flush()
-            file.commit()
-        except BaseException:
-            file.abort()
-            raise
+        write_whole(self.create(name), data, durable=durable)
 
     def link(self, source: str, name: str) -> None:
         if not (os.path.lexists(name) and os.path.samefile(source, name)):

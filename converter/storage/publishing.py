@@ -51,7 +51,7 @@ def publish(mover: Mover, publication: Publication) -> None:
             _take_over_attributes(destination, finished)
             if not mover.exchange(finished, destination):
                 _replace(mover, publication)
-        _flush_directory(os.path.dirname(destination))
+        flush_directory(os.path.dirname(destination))
     except OSError as error:
         raise DestinationError(f"{destination}: the checkpoint cannot be put in place: {error.strerror}") from None
 
@@ -127,14 +127,14 @@ def _fill(mover: Mover, publication: Publication) -> None:
     try:
         for name in (*others, *markers):
             if name in markers:
-                _flush_directory(destination)
+                flush_directory(destination)
             mover.rename(os.path.join(finished, name), os.path.join(destination, name))
             moved.append(name)
     except OSError:
         for name in reversed(moved):
             mover.rename(os.path.join(destination, name), os.path.join(finished, name))
         raise
-    _flush_directory(destination)
+    flush_directory(destination)
 
 
 def _markers(directory: str, publication: Publication) -> list[str]:
@@ -258,7 +258,8 @@ def _sync_file_system(path: str) -> bool:
         os.close(descriptor)
 
 
-def _flush_directory(path: str) -> None:
+def flush_directory(path: str) -> None:
+    """Makes the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -12,9 +12,10 @@ import secrets
 
 from converter.errors import DestinationError
 from converter.storage.base import Mark, Publication
-from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file
+from converter.storage.chunk_file import PART, ChunkFile, open_chunk_file, write_whole
 from converter.storage.litter import without_litter
 from converter.storage.local import LocalStorage
+from converter.storage.publishing import flush_directory
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems without hard links answer."""
@@ -38,15 +39,7 @@ class SharedFiles(LocalStorage):
 
     def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
         """Writes a small file in place of what is there."""
-        file = open_chunk_file(name, 0, self._part)
-        try:
-            file.write(data)
-            if durable:
-                file.flush()
-            file.commit()
-        except BaseException:
-            file.abort()
-            raise
+        write_whole(open_chunk_file(name, 0, self._part), data, durable=durable)
 
     def make_directory(self, directory: str) -> None:
         """Makes directories below the root only."""
@@ -159,7 +152,7 @@ def _move(publication: Publication) -> None:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
         else:
-            _flush(os.path.dirname(destination))
+            flush_directory(os.path.dirname(destination))
             return
     there = _names(destination)
     here = _names(finished)  # looked at last: what another process moves meanwhile is in neither
@@ -168,10 +161,10 @@ def _move(publication: Publication) -> None:
         raise OSError(errno.ENOTEMPTY, f"something appeared there meanwhile: {', '.join(sorted(foreign)[:3])}")
     for name in sorted(here, key=publication.is_marker):
         if publication.is_marker(name):
-            _flush(destination)
+            flush_directory(destination)
         with contextlib.suppress(FileNotFoundError):  # another process was first
             os.rename(os.path.join(finished, name), os.path.join(destination, name))
-    _flush(destination)
+    flush_directory(destination)
 
 
 def _is_part(name: str, publication: Publication) -> bool:
@@ -183,11 +176,3 @@ def _names(directory: str) -> list[str]:
         return without_litter(os.listdir(directory))
     except FileNotFoundError:
         return []
-
-
-def _flush(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
