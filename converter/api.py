@@ -386,7 +386,7 @@ def beam(
 def status(
     destination: Annotated[Path, Option("Where a conversion was begun.", metavar="DST")],
 ) -> "Status":
-    """Tells how far a conversion is that is under way or was interrupted, and which command finishes it.
+    """Reports how far a running or interrupted conversion is, and which command finishes it.
 
     Raises:
       DestinationError: a journal or a record beside the destination is damaged.

@@ -107,7 +107,7 @@ class ConversionArguments(TableArguments, total=False):
 class PlanArguments(ConversionArguments, total=False):
     """What `plan` takes."""
 
-    to: Annotated[str | None, Option("Also tell what converting to DST asks of object stores.", metavar="DST")]
+    to: Annotated[str | None, Option("Also show what converting to DST asks of object stores.", metavar="DST")]
     metadata_only: Annotated[bool, Option("Chunk files are absent: index and .zarray files are enough.", False)]
 
 

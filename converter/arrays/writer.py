@@ -263,13 +263,13 @@ class ChunkWriter:
         self._file.write(data)
 
     def take(self, read: Callable[[memoryview], int]) -> None:
-        """Takes all bytes of a reader, which puts them into the memory it is given and tells how many, 0 at its end."""
+        """Takes all bytes of a reader, which fills the memory it is given and returns how many bytes, 0 at its end."""
         while count := read(room := self._file.room()[:TAKE_SIZE]):
             self._sums.add(room[:count])
             self._file.added(count)
 
     def copy_from(self, source: Reader, look: Callable[[memoryview], None]) -> bool:
-        """Takes all bytes of a blob and shows each piece; tells whether it did, see `Writer.copy_from`."""
+        """Takes all bytes of a blob and shows each piece; returns whether it did, see `Writer.copy_from`."""
 
         def add(piece: memoryview) -> None:
             look(piece)

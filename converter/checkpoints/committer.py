@@ -110,7 +110,7 @@ def _parse(answer: bytes) -> Answer | None:
 
 
 def _raise_failure(result: Answer | None, answer: bytes, code: int) -> NoReturn:
-    """Says what became of the process: what it told itself comes first, then what ended it."""
+    """Says what became of the process: what it reported comes first, then what ended it."""
     if result is None:
         if code < 0:
             raise ResourceError(f"{PROCESS} was {_killer(-code)}", -code)

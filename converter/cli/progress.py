@@ -1,4 +1,4 @@
-"""A progress line that listens to what the engine tells."""
+"""A progress line of what the engine reports."""
 
 import sys
 import threading

@@ -6,7 +6,7 @@ being made there, and with what is only needed meanwhile.
 
 There is no lock, and no process that others wait for. Names and contents of a conversion are the same for every run of
 it, each object is only written where nothing is, and carries the conversion's digest: equal runs help each other, a
-killed one is taken up after one listing, and another conversion is refused by the journal. The small files, which
+killed one is resumed after one listing, and another conversion is refused by the journal. The small files, which
 differ from run to run (times, random keys), are put into one object first: whichever run does so decides for all.
 """
 
@@ -374,7 +374,7 @@ class ObjectStage(SharedWork):
 def finish_published_objects(
     destination: str, conversion: Mapping[str, Any], step: int = 0, *, shared: bool = False
 ) -> bool:
-    """Tidies up after a run that was killed when its checkpoint was in place; tells whether that was so.
+    """Tidies up after a run that was killed when its checkpoint was in place; returns whether that was so.
 
     Args:
       destination: the checkpoint.

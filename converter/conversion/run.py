@@ -192,7 +192,7 @@ def _do(
         check_target(conversion)
         return _stage_and_publish(conversion, portion, about, progress, committer)
     except (DestinationError, SourceError):
-        # A process that was held up finds neither its work area nor perhaps the source, when all was done without it.
+        # A process that was suspended finds neither its work area nor perhaps the source, when all was done without it.
         if shared and is_finished(conversion, shared=True):
             return _Outcome()
         raise

@@ -365,7 +365,7 @@ def is_published(destination: str, step: str, conversion: Mapping[str, Any]) -> 
 
 
 def finish_published_shares(destination: str, conversion: Mapping[str, Any], step: int = 0) -> bool:
-    """Finishes what processes were killed at that had decided on a checkpoint; tells whether it is in its place."""
+    """Finishes the publication at which processes were killed; returns whether the checkpoint is in its place."""
     stage = SharedStage(destination, "", (), step)
     stage._conversion = conversion
     content = read_journal(stage._journal)

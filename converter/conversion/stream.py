@@ -244,7 +244,7 @@ class _Engine:
 
 
 def _settled(futures: Sequence[Future[None]]) -> bool:
-    """Waits a little; tells whether all futures are done, or one of them failed."""
+    """Waits a little; returns whether all futures are done, or one of them failed."""
     done, waiting = wait(futures, timeout=WATCH_SECONDS, return_when=FIRST_EXCEPTION)
     return not waiting or any(future.exception() for future in done)
 

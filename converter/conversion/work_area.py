@@ -26,7 +26,7 @@ SHARED = "shared"
 """The entry of a journal that names the directory in which processes of several hosts work, see `shared_stage`."""
 
 SOURCE_FILES = "source files"
-"""The part of a conversion that tells one state of the source from another."""
+"""The part of a conversion that distinguishes one state of the source from another."""
 
 
 class Work(Protocol):

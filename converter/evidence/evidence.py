@@ -95,7 +95,7 @@ class Evidence:
       mismatches: the q/k norm pairs of every layer.
       configuration: the keys of maxtext.yml.
       receipt: the digests that the checkpoint carries.
-      commands: how to come by all of this again.
+      commands: commands that reproduce the report.
       seconds: wall time.
       peak_memory: the largest resident set of this process, in bytes.
     """

@@ -163,6 +163,6 @@ def _role_dim(branch: Branch, roles: Sequence[str], dims: Mapping[str, int]) -> 
 
 
 def _short_name(path: str) -> str:
-    """The part of a leaf's path that tells it from its neighbours: query for .../query/kernel."""
+    """The part of a leaf's path that distinguishes it from its neighbours: query for .../query/kernel."""
     parts = path.split("/")
     return parts[-2] if parts[-1] in ("kernel", "scale", "embedding", "weight") and len(parts) > 1 else parts[-1]

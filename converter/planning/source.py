@@ -316,7 +316,7 @@ def evident_orders(table: MappingTable, target: Target) -> frozenset[str]:
     try:
         found = load_config(file, VerificationError) if is_file(file) else {}
     except VerificationError:
-        return frozenset()  # that is told where the file itself is looked at
+        return frozenset()  # reported where the file itself is checked
     rules = {name: [rule for rule in table.config if rule.option == name] for name in table.orders}
     return frozenset(
         name

@@ -204,7 +204,8 @@ def _print_share(result: "Result", console: Console) -> None:
     console.print(_work_text(result))
     more = f" and {len(awaited) - MAX_AWAITED} more" if len(awaited) > MAX_AWAITED else ""
     named = ", ".join(map(str, awaited[:MAX_AWAITED])) + more
-    console.print(f"Not finished: {plural(len(awaited), 'share')} awaited ({named}); whoever does the last commits.")
+    shares = plural(len(awaited), "share")
+    console.print(f"Not finished: {shares} awaited ({named}); the process that does the last one commits.")
     console.print(
         f"`ax2mt status {result.destination}` shows how far all are. The same command with --process 0/1 does what is "
         "left."

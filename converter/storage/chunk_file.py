@@ -141,7 +141,7 @@ class ChunkFile:
             pass
 
     def _clone(self, source: int) -> bool:
-        """Makes the content that of another file, sharing its blocks on disk; tells whether the file system can."""
+        """Makes the content that of another file, sharing its blocks on disk; returns whether the file system can."""
         try:
             fcntl.ioctl(self.descriptor, FICLONE, source)
         except OSError:
@@ -316,7 +316,7 @@ def _take_memory() -> mmap.mmap:
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Turns O_DIRECT on or off; tells whether that was possible."""
+    """Turns O_DIRECT on or off; returns whether that was possible."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)

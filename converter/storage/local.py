@@ -176,7 +176,7 @@ class LocalStorage:
         os.rename(source, target)
 
     def exchange(self, first: str, second: str) -> bool:
-        """Swaps two directories in one step, where the system can; tells whether it did."""
+        """Swaps two directories in one step, where the system can; returns whether it did."""
         return publishing.exchange(first, second)
 
     def prepare(self, destination: str, work_area: str) -> None:

@@ -35,7 +35,7 @@ class Mover(Protocol):
         ...
 
     def exchange(self, first: str, second: str) -> bool:
-        """Swaps two directories in one step, where the system can; tells whether it did."""
+        """Swaps two directories in one step, where the system can; returns whether it did."""
         ...
 
 
@@ -246,7 +246,7 @@ def _replace(mover: Mover, publication: Publication) -> None:
 
 
 def _sync_file_system(path: str) -> bool:
-    """Linux syncfs; tells whether it was done. An I/O error counts as not done, so that `flush` meets it by file."""
+    """Linux syncfs; returns whether it was done. An I/O error counts as not done, so that `flush` meets it by file."""
     try:
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):
@@ -268,7 +268,7 @@ def flush_directory(path: str) -> None:
 
 
 def exchange(first: str, second: str) -> bool:
-    """Swaps two directories in one step, where the system can (Linux renameat2); tells whether it did."""
+    """Swaps two directories in one step, where the system can (Linux renameat2); returns whether it did."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

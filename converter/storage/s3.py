@@ -35,7 +35,7 @@ class S3Storage(ObjectStorage):
         super().__init__()
         self.client = S3Client()
         self.copies_with_sums = True
-        """Whether the store tells the checksum of what it copies; false once one did not."""
+        """Whether the store reports the checksum of what it copies; false once it did not."""
         self.rooms = threading.Semaphore(ROOMS)
 
     def pages(

@@ -75,7 +75,7 @@ def _of_answer(error: Any, name: str) -> Exception:
     if code == "NoSuchBucket":
         return OSError(errno.ENXIO, f"there is no bucket {_bucket(name)}", name)
     if code == "NoSuchUpload":
-        return UploadGone(errno.ENOENT, "its upload was ended by somebody else; run the same command again", name)
+        return UploadGone(errno.ENOENT, "its upload was ended by another process; run the same command again", name)
     if code in ABSENT:
         return FileNotFoundError(errno.ENOENT, "is not there", name)
     if status == 412:

@@ -24,7 +24,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 class SharedFiles(LocalStorage):
     """Files below one directory. See `base.Storage`.
 
-    Nothing is made at or above that directory: once it was moved away, a process that was held up can do no more harm.
+    Nothing is made at or above that directory: once it was moved away, a process that was suspended does no harm.
     """
 
     def __init__(self, root: str):
@@ -74,7 +74,7 @@ class SharedFiles(LocalStorage):
         return True
 
     def rename_once(self, source: str, target: str) -> bool:
-        """Moves a directory to a name that nothing has; tells whether it did.
+        """Moves a directory to a name that nothing has; returns whether it did.
 
         Raises:
           FileNotFoundError: there is no such directory, or nothing that the target could be in.
@@ -104,7 +104,7 @@ class SharedFiles(LocalStorage):
 
 
 def claim(source: str, name: str) -> bool:
-    """Gives a file a second name that nothing has; tells whether it did. Of several processes, one does.
+    """Gives a file a second name that nothing has; returns whether it did. Of several processes, one does.
 
     Where there are no hard links, the file is moved, which keeps those apart that do not come at the same moment.
     """

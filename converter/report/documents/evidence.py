@@ -25,7 +25,7 @@ STATE = choice("passed", "failed", "caution", "open")
 REPORT = Record(
     "report",
     (
-        Field("passed", FLAG, "nothing speaks against the checkpoint; otherwise the exit code is 6", "evidence.passed"),
+        Field("passed", FLAG, "everything that was checked holds; otherwise the exit code is 6", "evidence.passed"),
         Field("title", TEXT, "the verdict in a few words"),
         Field("summary", TEXT, "the verdict in a sentence or two"),
         Field("tool", TEXT, "program and version", "evidence.tool"),
@@ -90,7 +90,7 @@ REPORT = Record(
         ),
         objects(
             "commands",
-            "how to come by all of this again",
+            "commands that reproduce the report",
             Field("purpose", TEXT, "what it does"),
             Field("line", TEXT, "for a shell"),
             source="evidence.commands",
