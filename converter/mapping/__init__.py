@@ -5,8 +5,9 @@ from converter.mapping.config import model_config, value_text
 from converter.mapping.constants import BOUNDS
 from converter.mapping.file import find_mapping, is_bundled, load_bundled, load_mapping
 from converter.mapping.learner import BY_USER, TRAINER_CONFIG, Constant, Learner, TrainedLearner, find_learner
-from converter.mapping.match import Match, MatchedRow, Shape, join, match_table, matches
+from converter.mapping.match import Match, MatchedRow, Shape, join, match_table
 from converter.mapping.patches import needed_patches
+from converter.mapping.path_glob import matches
 from converter.mapping.published import check_model, find_published, published_shapes
 from converter.mapping.roles import EXPERT_ROLES, HEAD_DIM, HEADS, KEY_SCALE, QUERY_SCALE, RANKS, ROTATED
 from converter.mapping.schedule import SAME, schedule_count, schedule_form

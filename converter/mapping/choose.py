@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from converter.errors import Ax2mtError, MappingError
 from converter.mapping.learner import TRAINER_CONFIG
-from converter.mapping.match import Match, Shape, join, match_table, matches
+from converter.mapping.match import Match, Shape, join, match_table
+from converter.mapping.path_glob import matches
 from converter.mapping.stacks import fold
 from converter.mapping.table import LAYER_FIELD, MappingTable, RefuseRow
 from converter.mapping.trained import Line, read_model

@@ -7,11 +7,12 @@ that says why, and every target leaf is produced exactly once. All offenders are
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from converter.axes import Expression, ShapeFact, solve_sizes
 from converter.errors import MappingError
+from converter.mapping.path_glob import matches
 from converter.mapping.stacks import MAX_LAYERS, STACK_AXIS, Shape, fold, stack_name, stack_parts
 from converter.mapping.table import LAYER_AXIS, LAYER_FIELD, DropRow, LayerLayout, MappingTable, Marker, TensorRow
 from converter.mapping.values import COPY, Fit, ValueRule
@@ -373,33 +374,6 @@ def _each(path: str) -> tuple[str, ...]:
 def join(prefix: str, path: str) -> str:
     """Joins a tree's prefix and a path below it."""
     return f"{prefix}/{path}" if prefix else path
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a path fits a pattern in which `*` stands for any text inside a part, and `**` for one part or more."""
-    parts: list[str] = []
-    for part in pattern.split("/"):
-        parts += ["*", "**"] if part == "**" else [part]
-    return _glob(parts, path.split("/"), "**", lambda part, found: _glob(part, found, "*", str.__eq__))
-
-
-def _glob(pattern: Sequence[str], items: Sequence[str], star: str, fits: Callable[[str, str], bool]) -> bool:
-    """Matches with stars that stand for any number of items; a regular expression could take exponential time."""
-    at = place = 0
-    last_star, resume = -1, 0
-    while place < len(items):
-        if at < len(pattern) and pattern[at] == star:
-            last_star, resume = at, place
-            at += 1
-        elif at < len(pattern) and fits(pattern[at], items[place]):
-            at += 1
-            place += 1
-        elif last_star >= 0:
-            resume += 1
-            at, place = last_star + 1, resume
-        else:
-            return False
-    return all(entry == star for entry in pattern[at:])
 
 
 def _check_tree(targets: Sequence[str], problems: list[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from converter.mapping.bundled import table_path
-from converter.mapping.match import matches
+from converter.mapping.path_glob import matches
 from tests.conftest import AXLEARN
 from tests.helpers.axlearn_checkpoint import SMALL, STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import nothing_left, nothing_published
