@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter.axes.axis_map import AxisMap, Box
@@ -136,6 +136,7 @@ class BoxOf:
 
 
 @pytest.mark.parametrize("expression", ROWS)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_laws_on_every_bundled_row(expression: Expression, data: st.DataObject) -> None:
     check_laws(AxisMap(expression, data.draw(sizes(expression.names(), 3))), BoxOf(data))

@@ -103,8 +103,8 @@ def test_one_spelling_of_every_option() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_quiet_prints_nothing(name: str, tmp_path: Path, cli: Cli) -> None:
-    done = cli(*name.split(), *COMMANDS[name], "-q", cwd=tmp_path)
+def test_quiet_prints_nothing(name: str, tmp_path: Path, in_process: Cli) -> None:
+    done = in_process(*name.split(), *COMMANDS[name], "-q", cwd=tmp_path)
     assert (done.code, done.out, done.err) == (0, "", "")
 
 
@@ -118,13 +118,13 @@ def test_quiet_prints_nothing(name: str, tmp_path: Path, cli: Cli) -> None:
     ],
     ids=["verify", "params", "logits", "report"],
 )
-def test_quiet_says_why_a_verification_failed(arguments: list[object], why: str, cli: Cli) -> None:
-    done = cli(*arguments, "-q")
+def test_quiet_says_why_a_verification_failed(arguments: list[object], why: str, in_process: Cli) -> None:
+    done = in_process(*arguments, "-q")
     assert (done.code, done.out) == (6, "")
     (line,) = done.err.splitlines()
     assert line.startswith("ax2mt: ")
     assert re.sub(r"\d+ findings", "23 findings", line).find(why) > 0
-    assert cli(*arguments, "-q", "--json").document["schema_version"] == 1
+    assert in_process(*arguments, "-q", "--json").document["schema_version"] == 1
 
 
 @pytest.mark.parametrize(
@@ -180,39 +180,39 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_options_of_a_table_of_ones_own(table: Path, cli: Cli, tmp_path: Path) -> None:
+def test_options_of_a_table_of_ones_own(table: Path, in_process: Cli, tmp_path: Path) -> None:
     arguments = [SOURCE, "--mapping", table, "--option", "copy", "--option", "spare"]
-    planned = cli("plan", *arguments, "--json").document
+    planned = in_process("plan", *arguments, "--json").document
     assert planned["options"]["table"] == ["copy", "spare"]
     assert planned["totals"]["added_parameters"] == 2048 + 32
     assert planned["config"]["logits_via_embedding"] is False
-    shown = cli("plan", *arguments).out
+    shown = in_process("plan", *arguments).out
     assert "2,080 added by --option copy and --option spare" in shown
-    done = cli("convert", *arguments[:1], tmp_path / "out", *arguments[1:], "--json")
+    done = in_process("convert", *arguments[:1], tmp_path / "out", *arguments[1:], "--json")
     assert done.code == 0, done.err
     assert done.document["fidelity"]["exact_logits"]
     # What was switched on shows in the checkpoint.
-    checked = cli("verify", SOURCE, tmp_path / "out", "--mapping", table, "--json").document
+    checked = in_process("verify", SOURCE, tmp_path / "out", "--mapping", table, "--json").document
     assert (checked["ok"], checked["leaves"]) == (True, len(planned["tasks"]) + 4)
-    report = cli("params", SOURCE, tmp_path / "out", "--mapping", table, "--json").document
+    report = in_process("params", SOURCE, tmp_path / "out", "--mapping", table, "--json").document
     assert (report["equivalent"], report["totals"]["added"]) == (True, 2080)
-    assert cli("params", *arguments, "--json").document["totals"]["added"] == 2080
+    assert in_process("params", *arguments, "--json").document["totals"]["added"] == 2080
 
 
 @pytest.mark.parametrize(
     ("short", "name"),
     [(["--untie"], "untie"), (["--qk-norm", "fit"], "qk_norm"), (["--rope", "interleaved"], "interleaved")],
 )
-def test_short_forms_are_options_like_others(short: list[str], name: str, cli: Cli) -> None:
-    planned = cli("plan", UNEQUAL, *short, "--json").document
-    assert planned == cli("plan", UNEQUAL, "--option", name, "--json").document
+def test_short_forms_are_options_like_others(short: list[str], name: str, in_process: Cli) -> None:
+    planned = in_process("plan", UNEQUAL, *short, "--json").document
+    assert planned == in_process("plan", UNEQUAL, "--option", name, "--json").document
     assert planned["options"]["table"] == [name]
 
 
 @pytest.mark.parametrize("command", ["plan", "convert", "params"])
-def test_an_option_that_no_table_has(command: str, cli: Cli, tmp_path: Path) -> None:
+def test_an_option_that_no_table_has(command: str, in_process: Cli, tmp_path: Path) -> None:
     destination = [tmp_path / "out"] if command == "convert" else []
-    done = cli(command, SOURCE, *destination, "--option", "unties")
+    done = in_process(command, SOURCE, *destination, "--option", "unties")
     assert done.code == 4
     assert done.err == (
         "ax2mt: --option unties: no bundled mapping has such an option; expected one of interleaved, qk_norm, untie\n"

@@ -154,21 +154,21 @@ entries = st.one_of(
 )
 
 
-@cases(400)
+@cases(200)
 @given(data=st.binary(max_size=60))
 def test_index_bytes(source: Path, data: bytes) -> None:
     with changed(source / "index", data):
         assert documented("plan", source, "--metadata-only") == 3
 
 
-@cases(500)
+@cases(200)
 @given(content=json_values)
 def test_index_json(source: Path, content: Any) -> None:
     with changed(source / "index", json.dumps(content).encode()):
         assert documented("plan", source, "--metadata-only") in (3, 4)
 
 
-@cases(500)
+@cases(200)
 @given(data=st.data())
 def test_index_with_changed_entries(source: Path, data: st.DataObject) -> None:
     index = json.loads((source / "index").read_bytes())
@@ -200,7 +200,7 @@ FIELDS = [
 ]
 
 
-@cases(700)
+@cases(300)
 @given(
     changes=st.dictionaries(st.sampled_from(FIELDS), json_values, min_size=1, max_size=3),
     removed=st.lists(st.sampled_from(FIELDS), max_size=2),

@@ -108,17 +108,17 @@ def test_indexes(index: str, source: Path, tmp_path: Path) -> None:
 
 MANY: dict[str, Callable[[int], str]] = {
     "strangers": lambda n: f"model/decoder/emb/token_emb/weigh{n}",
-    "layers": lambda n: f"{STACK}/layer{n % 10_000}/t{n}",
+    "layers": lambda n: f"{STACK}/layer{n % 5_000}/t{n}",
     "deep": lambda n: f"{n}/" + "/".join("d" * 60),
 }
 
 
 @pytest.mark.parametrize("kind", MANY)
-def test_a_hundred_thousand_tensors(kind: str, source: Path, tmp_path: Path) -> None:
-    with_index(source, added(source, *([MANY[kind](n), ENTRY] for n in range(70_000))))
+def test_tens_of_thousands_of_tensors(kind: str, source: Path, tmp_path: Path) -> None:
+    with_index(source, added(source, *([MANY[kind](n), ENTRY] for n in range(30_000))))
     found, message, peak = measured("convert", "-q", source, tmp_path / "out")
     assert found == 4
-    assert peak < 2 * MAX_RESIDENT
+    assert peak < MAX_RESIDENT
     assert len(message) < 20_000
     assert "no mapping fits" in message
     assert any("more" in line for line in message.splitlines()[-2:])
@@ -197,11 +197,15 @@ def linked(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target, copy_function=os.link))
 
 
-@pytest.mark.parametrize("content_size", [True, False])
-@pytest.mark.parametrize("path", [EXPERTS, QKV, SCALE], ids=["passed", "rewritten", "scale"])
-@pytest.mark.parametrize("option", [["--check"], ["--link"], []], ids=["check", "link", "plain"])
+@pytest.mark.parametrize(
+    ("path", "content_size", "option"),
+    [
+        (EXPERTS, True, "--check"), (EXPERTS, False, "--link"), (EXPERTS, True, ""), (QKV, False, "--check"),
+        (QKV, True, "--link"), (QKV, False, ""), (SCALE, True, "--check"), (SCALE, False, ""),
+    ],
+)  # fmt: skip
 def test_a_chunk_that_expands_past_its_size(
-    path: str, content_size: bool, option: list[str], large: Path, tmp_path: Path
+    path: str, content_size: bool, option: str, large: Path, tmp_path: Path
 ) -> None:
     source = linked(large, tmp_path / STEP)
     key = ".".join("0" * len(envy_shapes(LARGE)[path]))
@@ -209,16 +213,15 @@ def test_a_chunk_that_expands_past_its_size(
     size = file.stat().st_size
     file.unlink()
     file.write_bytes(bomb(1 << 30, content_size)[: size * 2])
-    message = harmless(3, "convert", "-q", source, tmp_path / "out", *option, "--max-memory", "64MiB")
+    message = harmless(3, "convert", "-q", source, tmp_path / "out", *option.split(), "--max-memory", "64MiB")
     assert f"{path}: chunk {key}" in message
     nothing_published(tmp_path, STEP)
 
 
-@pytest.mark.parametrize("compressor", ["zstd", "zlib", "bz2", "gzip"])
+@pytest.mark.parametrize("compressor", ["zstd", "zlib", "bz2"])
 def test_a_chunk_of_another_compressor_that_expands(compressor: str, tmp_path: Path) -> None:
     """Element order F and other compressors are TensorStore's work; it decodes a whole chunk before it looks."""
     import bz2
-    import gzip
     import zlib
 
     dims = {**SMALL, "embed": 128, "moe_mlp": 512}
@@ -229,7 +232,7 @@ def test_a_chunk_of_another_compressor_that_expands(compressor: str, tmp_path: P
     content["compressor"] = {"id": compressor, "level": 1}
     (place / ".zarray").write_text(json.dumps(content))
     zeros = bytes(512 << 20)  # more than the limit, decoded
-    pack = {"zlib": zlib.compress, "bz2": bz2.compress, "gzip": gzip.compress, "zstd": lambda d: bomb(len(d), True)}
+    pack = {"zlib": zlib.compress, "bz2": bz2.compress, "zstd": lambda d: bomb(len(d), True)}
     (place / "0.0.0.0").write_bytes(pack[compressor](zeros)[: 2 << 20])
     message = harmless(3, "convert", "-q", source, tmp_path / "out")
     assert EXPERTS in message

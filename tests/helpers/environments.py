@@ -29,6 +29,9 @@ BEAM_REQUIREMENTS = ROOT / "tests" / "requirements-beam.txt"
 ORBAX_REQUIREMENTS = ROOT / "tests" / "requirements-orbax.txt"
 MAXTEXT_PYTHON = (3, 12)
 
+MAXTEXT_VARIABLES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""For processes with MaxText: optimizing the code of models as small as ours takes longer than it gains."""
+
 NO_PYTHON = "no working Python 3.12 was found; install one (or put it on the path) to test with the real MaxText"
 
 

@@ -7,12 +7,14 @@ RUNS.json is a list of runs, each an object with
 * `name`: for the line "NAME ended: EXIT CODE" that answers on stdout,
 * `command`: what follows `python` in a shell: `-m MODULE ARGUMENT ...`,
 * `path`: a directory to import modules from, such as that of this project; empty for none,
-* `batches`: .npz with `input_ids` and `target_labels`, (step, batch, position); the loop ends where they end,
+* `batches`: .npz with `input_ids` and `target_labels`, (step, batch, position); the loop ends where they end. Empty for
+  the command's own data, and nothing in `out`,
 * `out`: .npz for what is found; `log`: a file for everything that the run prints.
 
-Only the data iterator is replaced. What the loop computes is read where it passes it on: `step`, `loss`,
-`raw_grad_norm` (before clipping), `logged_learning_rate`, `learning_rate` (the schedule at the optimizer's own count),
-and the whole state in MaxText's checkpoint layout, as loaded (`start/<leaf>`) and after the last step (`end/<leaf>`).
+Only the data iterator is replaced, where there are batches. What the loop computes is read where it passes it on:
+`step`, `loss`, `raw_grad_norm` (before clipping), `logged_learning_rate`, `learning_rate` (the schedule at the
+optimizer's own count), and the whole state in MaxText's checkpoint layout, as loaded (`start/<leaf>`) and after the
+last step (`end/<leaf>`).
 
 To import MaxText takes longer than a small run, and a patch cannot be undone: MaxText is imported once, and each run is
 a fork of this process, two at a time.
@@ -110,8 +112,9 @@ def batches_of(file: str):
 def start(run: dict) -> int:
     """Runs a command as Python does; returns its exit code."""
     recorder = Recorder()
-    recorder.watch()
-    input_pipeline_interface.create_data_iterator = lambda *_: (batches_of(run["batches"]), None)
+    if run["batches"]:
+        recorder.watch()
+        input_pipeline_interface.create_data_iterator = lambda *_: (batches_of(run["batches"]), None)
     if run["path"]:
         sys.path.insert(0, run["path"])
     option, module, *arguments = run["command"]
@@ -122,7 +125,7 @@ def start(run: dict) -> int:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code
-    if not code:
+    if run["batches"] and not code:
         np.savez(run["out"], **recorder.found())
     return code if isinstance(code, int) else int(code is not None)
 

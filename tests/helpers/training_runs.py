@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.helpers.environments import MAXTEXT_VARIABLES
+
 SCRIPT = Path(__file__).with_name("maxtext_training.py")
 ROOT = SCRIPT.parents[2]
 
@@ -21,6 +23,9 @@ MACHINE = (
     "enable_tensorboard=false", "enable_goodput_recording=false", "monitor_goodput=false",
 )  # fmt: skip
 """What this machine and the batches need; nothing that the learner computes with."""
+
+COMPILE_ONCE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+"""The runs share what they compile, in a directory of their own: JAX keeps only what took a second otherwise."""
 
 PLACEHOLDERS = {
     "dataset_type": "synthetic",
@@ -62,7 +67,7 @@ class TrainLoops:
         # -P: nothing of the project's directory can be imported, unless a run asks for it.
         self.process = subprocess.Popen(
             [python, "-P", str(SCRIPT), str(requests)], stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=folder,
-            start_new_session=True,
+            start_new_session=True, env={**os.environ, **MAXTEXT_VARIABLES, **COMPILE_ONCE},
         )  # fmt: skip
 
     def __getitem__(self, name: str) -> dict[str, np.ndarray]:

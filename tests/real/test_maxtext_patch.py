@@ -1,6 +1,7 @@
 """The patches in the real MaxText: AXLearn's logits and updates, and what is refused."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -55,6 +56,7 @@ def work(maxtext_python: str, tied: Path) -> Path:
     done = subprocess.run(
         [maxtext_python, str(HELPER), str(environments.ROOT), str(tied.parent), str(tied), str(interleaved)],
         capture_output=True, text=True, cwd=tied.parent, check=False,
+        env={**os.environ, **environments.MAXTEXT_VARIABLES},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return tied.parent
@@ -150,7 +152,7 @@ def test_all_three_in_a_training_run(maxtext_python: str, tied: Path) -> None:
         [maxtext_python, "-m", "converter.maxtext_patch", "maxtext.trainers.pre_train.train", str(tied / "maxtext.yml"),
          f"load_parameters_path={tied}/0/items", *shlex.split(TRAINING)],
         capture_output=True, text=True, cwd=tied.parent, check=False,
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tied.parent),
+        env={**environments.MAXTEXT_VARIABLES, "PATH": "/usr/bin:/bin", "HOME": str(tied.parent),
              "PYTHONPATH": str(environments.ROOT), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

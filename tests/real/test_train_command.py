@@ -33,6 +33,14 @@ PLACES = [
 """Absolute paths with what YAML, OmegaConf or a shell could take for something else."""
 
 
+TRAINER = Path(__file__).parents[1] / "helpers" / "maxtext_training.py"
+
+
+def variables(home: Path) -> dict[str, str]:
+    """The environment of a process with MaxText that has nothing of this user's."""
+    return {**environments.MAXTEXT_VARIABLES, "PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
 def words(command: str) -> list[str]:
     """The command's words as a POSIX shell gives them to the program."""
     script = command.replace("python3 ", "printf '%s\\0' ", 1)
@@ -91,8 +99,8 @@ def test_maxtext_reads_the_values_back(maxtext_python: str, converted: Callable[
     ]
     requests = [[str(out / "maxtext.yml"), argument] for argument in arguments]
     done = subprocess.run(
-        [maxtext_python, "-P", "-c", READ], input=json.dumps(requests), capture_output=True, text=True, cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}, check=False,
+        [maxtext_python, "-P", "-c", READ], input=json.dumps(requests), capture_output=True, text=True,
+        env=variables(tmp_path), cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
@@ -125,7 +133,7 @@ def test_maxtext_makes_axlearns_schedule_of_the_flags(maxtext_python: str, tmp_p
         requests.append((str(yml), schedule_count(made.learner, step), end - step))
     done = subprocess.run(
         [maxtext_python, "-P", "-c", SCHEDULE], input=json.dumps(requests), capture_output=True, text=True,
-        cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}, check=False,
+        env=variables(tmp_path), cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
@@ -164,57 +172,65 @@ MACHINE = (
 STEP = re.compile(r"completed step: (\d+).*lm_loss: ([\d.]+)")
 
 
-def train(python: str, command: str, place: Path, *changes: str) -> subprocess.CompletedProcess[str]:
-    """Runs a printed command in the MaxText environment; later arguments take the place of earlier ones."""
+FILLED = ("dataset_type=synthetic", "tokenizer_path=unused", "tokenizer_type=huggingface")
+RUNS = {
+    "placeholders": (False, (), "dataset_type.*'DATASET_TYPE'.*tokenizer_type.*'TOKENIZER_TYPE'"),
+    "patched": (True, ("dataset_type=synthetic",), "norms q and k after RoPE.*tokenizer_type.*'TOKENIZER_TYPE'"),
+    "no path": (False, ("dataset_type=hf", "tokenizer_type=huggingface"), "hf_path can't be empty"),
+    "filled": (False, FILLED, "completed step: 1"),
+}
+"""Runs of a printed command: whether it is the one for the patch, what a user filled in, and what MaxText says."""
+
+
+def request(folder: Path, name: str, command: str, changes: tuple[str, ...]) -> dict[str, object]:
+    """A run of a printed command; later arguments take the place of earlier ones."""
     keys = {change.partition("=")[0] for change in changes}
     kept = [word for word in shlex.split(command.replace("\\\n", "")) if word.partition("=")[0] not in keys]
-    return subprocess.run(
-        [python, *kept[1:], *MACHINE, *changes], capture_output=True, text=True, cwd=place, check=False, timeout=280,
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(place),
-             "PYTHONPATH": str(environments.ROOT), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    return {
+        "name": name, "command": [*kept[1:], *MACHINE, *changes], "path": str(environments.ROOT), "batches": "",
+        "out": "", "log": str(folder / f"{name}.log"),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def silent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A conversion in a difficult place whose logits are all zero, and its commands: stock, and for the patch."""
+def runs(maxtext_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """How each of `RUNS` ended and what it said: of a conversion in a difficult place, whose logits are all zero."""
+    trains = subprocess.run([maxtext_python, "-c", "import ml_collections"], capture_output=True, check=False)
+    if trains.returncode and not environments.in_ci():
+        pytest.skip("the linked .venv-maxtext has no ml-collections, which training needs")
     folder = tmp_path_factory.mktemp("train")
     tensors = envy_tensors(SMALL)
     tensors["model/decoder/output_norm/scale"] = np.zeros_like(tensors["model/decoder/output_norm/scale"])
     source = write_checkpoint(folder / "step_00000100", tensors)
-    result = convert(Request(str(source), str(folder / "run #2 ${x}"), Options(table=frozenset({"untie"}))), Silent())
-    return folder, result.stock_command, result.command
-
-
-@pytest.mark.maxtext
-@pytest.mark.parametrize(
-    ("patched", "changes", "expected"),
-    [
-        (False, (), "dataset_type.*'DATASET_TYPE'.*tokenizer_type.*'TOKENIZER_TYPE'"),
-        (True, ("dataset_type=synthetic",), "norms q and k after RoPE.*tokenizer_type.*'TOKENIZER_TYPE'"),
-        (False, ("dataset_type=hf", "tokenizer_type=huggingface"), "hf_path can't be empty"),
-    ],
-)
-def test_it_does_not_train_while_a_placeholder_is_left(
-    patched: bool, changes: tuple[str, ...], expected: str, maxtext_python: str, silent: tuple[Path, str, str]
-) -> None:
-    folder, stock, exact = silent
-    done = train(maxtext_python, exact if patched else stock, folder, *changes)
-    assert done.returncode != 0
-    assert not STEP.search(done.stdout + done.stderr)
-    assert re.search(expected, done.stderr, re.DOTALL), done.stderr[-2000:]
-
-
-@pytest.mark.maxtext
-def test_filled_in_it_starts_from_the_converted_weights(maxtext_python: str, silent: tuple[Path, str, str]) -> None:
-    trains = subprocess.run([maxtext_python, "-c", "import ml_collections"], capture_output=True, check=False)
-    if trains.returncode and not environments.in_ci():
-        pytest.skip("the linked .venv-maxtext has no ml-collections, which training needs")
-    folder, stock, _ = silent
-    filled = "dataset_type=synthetic", "tokenizer_path=unused", "tokenizer_type=huggingface"
-    done = train(maxtext_python, stock, folder, *filled)
+    made = convert(Request(str(source), str(folder / "run #2 ${x}"), Options(table=frozenset({"untie"}))), Silent())
+    requests = folder / "runs.json"
+    commands = {True: made.command, False: made.stock_command}
+    requests.write_text(json.dumps(
+        [request(folder, name, commands[patched], changes) for name, (patched, changes, _) in RUNS.items()]
+    ))  # fmt: skip
+    done = subprocess.run(
+        [maxtext_python, "-P", str(TRAINER), str(requests)], capture_output=True, text=True, cwd=folder, check=False,
+        env=variables(folder),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    steps = STEP.findall(done.stdout + done.stderr)
+    codes = dict(re.findall(r"^(.*) ended: (\d+)$", done.stdout, re.MULTILINE))
+    return {name: (codes[name], (folder / f"{name}.log").read_text()) for name in RUNS}
+
+
+@pytest.mark.maxtext
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "filled"])
+def test_it_does_not_train_while_a_placeholder_is_left(name: str, runs: dict[str, tuple[str, str]]) -> None:
+    code, said = runs[name]
+    assert code != "0"
+    assert not STEP.search(said)
+    assert re.search(RUNS[name][-1], said, re.DOTALL), said[-2000:]
+
+
+@pytest.mark.maxtext
+def test_filled_in_it_starts_from_the_converted_weights(runs: dict[str, tuple[str, str]]) -> None:
+    code, said = runs["filled"]
+    assert code == "0", said[-3000:]
+    steps = STEP.findall(said)
     assert [number for number, _ in steps] == ["0", "1"]
     # Logits of zero are a guess among all tokens alike, which no fresh model makes.
     assert float(steps[0][1]) == pytest.approx(math.log(SMALL["vocab"]), abs=6e-4)

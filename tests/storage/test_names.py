@@ -90,19 +90,19 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_names_of_all_kinds(name: str, tmp_path: Path, cli: Cli, in_process: Cli) -> None:
+def test_names_of_all_kinds(name: str, tmp_path: Path, in_process: Cli) -> None:
     source = write_checkpoint(tmp_path / name / "step_00000100", envy_tensors())
     target = tmp_path / f"{name} out"
     done = in_process("convert", source, target, "--json")
     assert done.code == 0, done.err
     assert done.document["destination"] == str(target)
     assert os.path.isfile(target / "maxtext.yml")
-    refusal = cli("convert", source, target)
+    refusal = in_process("convert", source, target)
     assert refusal.code == 5
     assert len(refusal.err.splitlines()) == 1
     assert "\x1b" not in refusal.err
     shutil.rmtree(target)
-    shown = cli("convert", source, target)
+    shown = in_process("convert", source, target)
     assert shown.code == 0, shown.err
     assert "Traceback" not in shown.err
     if name.isprintable():

@@ -178,15 +178,14 @@ def test_every_flipped_bit_in_any_file_is_found(converted: dict[str, Path], tmp_
     checkpoint = Path(shutil.copytree(converted[store], tmp_path / "copy"))
     generator = random.Random(7)
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    for number in range(2 * len(files)):
-        path = files[number % len(files)]
+    for number, path in enumerate(files):
         data = path.read_bytes()
         changed = bytearray(data)
         changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         path.write_bytes(changed)
         place = str(path.relative_to(checkpoint))
         assert not sound(checkpoint), place
-        if number < len(files) and "/items/params." in place and path.name not in ("zarr.json", ".zarray"):
+        if number % 4 == 0 and "/items/params." in place and path.name not in ("zarr.json", ".zarray"):
             (finding,) = against_source(checkpoint).findings
             assert finding.place.replace("/", ".") in place
         path.write_bytes(data)
