@@ -25,7 +25,8 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python tests/helpers/environments.py
 	@mkdir -p build
-	$(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=build/tests
+	@scratch=$$($(BIN)/python tests/helpers/scratch.py); code=0; \
+	    set -x; $(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=$$scratch || code=$$?; rm -rf $$scratch; exit $$code
 
 # The tests of the core on Python 3.11, 3.12 and 3.13, with the lowest and the newest versions of what it needs;
 # NAMES="3.11-lowest" runs some of them.

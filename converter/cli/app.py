@@ -7,11 +7,12 @@ own.
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import typer.main
 
 from converter import api
 from converter.cli.command import Command, Invocation
@@ -211,6 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os._exit(code)
 
 
+@cache
+def _parser() -> Callable[..., object]:
+    """What parses a command line and calls; a process that runs many commands makes it once."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str], invocation: Invocation | None = None) -> int:
     """Runs one command and returns its exit code; errors are shown on stderr, or as JSON on stdout under --json.
 
@@ -221,7 +228,7 @@ def run(arguments: list[str], invocation: Invocation | None = None) -> int:
     interrupts = Interrupts()
     invocation = invocation or Invocation.unparsed(arguments)
     try:
-        code = app(arguments, standalone_mode=False, prog_name=NAME, obj=invocation)
+        code = _parser()(arguments, standalone_mode=False, prog_name=NAME, obj=invocation)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

@@ -5,10 +5,11 @@ a caret.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from converter.errors import MappingError
@@ -36,9 +37,14 @@ MAX_BYTES = 1 << 20
 """A mapping file is text that people write; anything larger is not one."""
 
 
-def load_bundled() -> list[MappingTable]:
-    """All tables that come with ax2mt."""
-    return [load_mapping(table_path(name)) for name in table_names()]
+def load_bundled() -> Sequence[MappingTable]:
+    """All tables that come with ax2mt; a process reads each once."""
+    return [_bundled(name) for name in table_names()]
+
+
+@functools.cache
+def _bundled(name: str) -> MappingTable:
+    return load_mapping(table_path(name))
 
 
 def is_bundled(table: MappingTable) -> bool:
@@ -53,7 +59,7 @@ def find_mapping(name: str) -> MappingTable:
       MappingError: neither a bundled table nor a file.
     """
     if name in table_names():
-        return load_mapping(table_path(name))
+        return _bundled(name)
     if not os.path.lexists(locate(name, MappingError, local=True).path):
         raise MappingError(f"no mapping {name!r}: bundled are {', '.join(table_names())}, and no such file exists")
     return load_mapping(name)

@@ -1,5 +1,7 @@
 """The published sizes of a model family: its tensors and their shapes, from the mapping table alone."""
 
+from collections.abc import Sequence
+
 from converter.axes import tensor_shape
 from converter.errors import MappingError
 from converter.mapping.match import Match, Shape, join, match_table
@@ -38,7 +40,7 @@ def published_shapes(table: MappingTable, name: str) -> tuple[Match, dict[str, S
     return match_table(table, shapes), shapes
 
 
-def find_published(tables: list[MappingTable], name: str) -> tuple[Match, dict[str, Shape]]:
+def find_published(tables: Sequence[MappingTable], name: str) -> tuple[Match, dict[str, Shape]]:
     """The table's match and the tensors' shapes of a published model.
 
     Raises:

@@ -1,5 +1,7 @@
 """Mapping tables, for people. Holds no decisions."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from converter.mapping import MappingTable
@@ -7,7 +9,7 @@ from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.words import option_flag
 
 
-def print_mappings(tables: list[MappingTable], console: Console) -> None:
+def print_mappings(tables: Sequence[MappingTable], console: Console) -> None:
     """One line a bundled table."""
     columns = (
         Column(name="mapping", path=True), Column(name="rows"), Column(name="for"), Column(name="published sizes"),

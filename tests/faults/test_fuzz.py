@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from converter.arrays.opened import open_array
 from converter.arrays.zarr import read_array
 from converter.axes.expression import Expression, ExpressionError
-from converter.cli import app as cli
 from converter.cli.app import run as run_cli
 from converter.errors import UsageError, VerificationError
 from converter.mapping.bundled import table_path
-from converter.mapping.file import load_bundled
 from converter.mapping.settings import override_config
 from tests.helpers.axlearn_checkpoint import STACK, envy_shapes, envy_tensors, write_checkpoint, write_metadata
 from tests.helpers.refusals import DOCUMENTED
@@ -44,16 +41,6 @@ def cases(count: int) -> Any:
         suppress_health_check=[HealthCheck.too_slow],
         database=None,
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prepared() -> Iterator[None]:
-    """What every process makes once is made once for all cases: the commands' parser, and the bundled tables."""
-    tables = load_bundled()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("converter.cli.app.app", typer.main.get_command(cli.app))
-        patch.setattr("converter.planning.source.load_bundled", lambda: tables)
-        yield
 
 
 @pytest.fixture(scope="module")
