@@ -4,11 +4,13 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +122,17 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     done: dict[tuple[str, Options, tuple[str, ...]], Path] = {}
 
+    @cache
+    def copied(name: str) -> Path:
+        """A golden on the file system of the tests, for links to it."""
+        return Path(shutil.copytree(AXLEARN / name, tmp_path_factory.mktemp("golden") / name))
+
     def run(name: str, *, settings: tuple[str, ...] = (), **options: Any) -> Path:
         key = (name, make_options(**options), settings)
         if key not in done:
             target = tmp_path_factory.mktemp("converted") / "out"
-            convert(Request(str(AXLEARN / name), str(target), key[1], settings=settings), Silent())
+            source = copied(name) if key[1].link else AXLEARN / name
+            convert(Request(str(source), str(target), key[1], settings=settings), Silent())
             done[key] = target
         return done[key]
 
