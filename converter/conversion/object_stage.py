@@ -12,6 +12,7 @@ differ from run to run (times, random keys), are put into one object first: whic
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,17 +27,9 @@ from converter.checkpoints import (
     leaf_key,
     sum_record,
 )
+from converter.conversion.object_records import ObjectRecords
 from converter.conversion.object_upload import Upload, small_files
-from converter.conversion.shares import (
-    DONE,
-    MAX_RECORD_BYTES,
-    DoneShare,
-    check_division,
-    decode,
-    record_name,
-    shares_in,
-    still_awaited,
-)
+from converter.conversion.shares import DONE, DoneShare, check_division, still_awaited
 from converter.conversion.work_area import (
     MAX_JOURNAL_BYTES,
     STREAMS,
@@ -50,6 +43,9 @@ from converter.conversion.work_area import (
 from converter.errors import DestinationError
 from converter.planning import IN_STORE, Portion, Share
 from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, write_error
+
+RECORDS = "records"
+"""The entry of the journal that names the directory of the records of shares."""
 
 MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
@@ -133,6 +129,7 @@ class ObjectStage(SharedWork):
                 "source_fault": False,
                 "replacing": replacing,
                 "about": dict(about),
+                RECORDS: secrets.token_hex(8),
             }
             try:
                 self.storage.put(self.journal, json.dumps(content).encode(), version=0)
@@ -237,26 +234,26 @@ class ObjectStage(SharedWork):
         digests: Mapping[str, Mapping[tuple[int, ...], int | None]],  # noqa: ARG002
     ) -> None:
         """Says that a share is done; what was written, a listing shows."""
-        name = f"{self.root}/{DONE}/{record_name(portion.share)}"
         try:
             if not self.is_finished():
-                self.storage.put(name, DoneShare.of(portion, {}).encode())
+                self._records.write(portion)
+            if self.is_finished():
+                # Whoever tidied up may have done so before the record was written.
+                self._records.remove(portion.share)
         except OSError as error:
-            raise write_error(name, error) from None
+            raise write_error(os.fspath(error.filename or self.root), error) from None
 
     def records(self) -> list[DoneShare]:
         """The records of all shares that are done."""
-        names = [f"{self.root}/{DONE}/{record_name(share)}" for share in self.done()]
-        read = self.storage.together(lambda name: self.storage.read(name, MAX_RECORD_BYTES), names)
-        return [decode(name, data) for name, data in zip(names, read, strict=True)]
+        return self._records.read()
 
-    def done(self) -> list[Share]:
-        """The shares that are done."""
-        return shares_in(blob.name for blob in self.storage.walk(f"{self.root}/{DONE}"))
+    @property
+    def _records(self) -> ObjectRecords:
+        return ObjectRecords(self.storage, f"{self.root}/{DONE}/{self._content[RECORDS]}")
 
     def awaited(self, share: Share) -> list[Share]:
         try:
-            done = self.done()
+            done = self._records.shares()
         except OSError as error:
             raise _refused(error, self.destination) from None
         return still_awaited(done, share.count)
@@ -348,11 +345,15 @@ class ObjectStage(SharedWork):
             data = self.storage.read(self.journal, MAX_JOURNAL_BYTES)
         except FileNotFoundError:
             return None, {}
-        return journal, parse_json(data, DestinationError, label=self.journal)
+        content = parse_json(data, DestinationError, label=self.journal)
+        if not isinstance(content.get("conversion"), dict) or not isinstance(content.get(RECORDS), str):
+            raise DestinationError(f"{self.journal}: is damaged; remove it, and all below {self.root}")
+        return journal, content
 
     def read_journal(self) -> dict[str, Any] | None:
-        """What the journal says; None where there is none."""
-        return self._read()[1] or None
+        """What the journal says, for one who only looks; None where there is none."""
+        _, self._content = self._read()
+        return self._content or None
 
     def _stat(self, name: str) -> Blob | None:
         try:

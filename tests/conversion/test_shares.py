@@ -128,6 +128,18 @@ def test_the_same_share_twice(place: Place, expected: dict[str, bytes], in_proce
     assert_whole(place, expected, in_process)
 
 
+def test_a_record_of_an_earlier_conversion_does_not_count(gcs: FakeGcs) -> None:
+    """A process that was suspended may leave one when all was done, and its checkpoint moved away."""
+    gcs.make_bucket("bucket")
+    place = Place(str(SOURCE), "gs://bucket/out")
+    share(place, "1/2")
+    for name in [*gcs.objects("bucket", "out/"), "out.ax2mt-wip/journal.json"]:
+        gcs.remove("bucket", name)
+    assert [str(one) for one in share(place, "0/2").awaited] == ["1/2"]
+    assert share(place, "1/2").finished
+    assert place.left() == []
+
+
 class After(Silent):
     """Does something once, when so many units are done."""
 
