@@ -14,7 +14,7 @@ import converter.conversion.run as run_module
 from converter import convert
 from converter.conversion import Result
 from converter.conversion.shared_stage import SharedStage
-from converter.errors import DestinationError, UsageError
+from converter.errors import DestinationError
 from converter.storage import retries, storage_of
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
@@ -43,9 +43,10 @@ class Place:
         names = [blob.name for blob in storage.walk(path) if blob.kind == "file"]
         return {name: storage.read(f"{path}/{name}", 1 << 30) for name in names}
 
-    def chunks(self, path: str) -> dict[str, bytes]:
+    def chunks(self, path: str, step: str = "0") -> dict[str, bytes]:
         """The chunks of a checkpoint."""
-        return {name: data for name, data in self.tree(f"{path}/0/items").items() if "/c/" in name or name[-2:] == "/c"}
+        tree = self.tree(f"{path}/{step}/items")
+        return {name: data for name, data in tree.items() if "/c/" in name or name[-2:] == "/c"}
 
     def left(self) -> list[str]:
         """What there is beside the destination."""
@@ -266,46 +267,6 @@ def test_other_units_do_not_complete_the_work(place: Place, in_process: Cli, mon
     assert refused.code == 5
     assert "share 0/2 was made with other units of work" in refused.err
     assert share(place, "0/1").finished
-
-
-@pytest.mark.parametrize("options", [{"store": "ocdbt"}, {"link": True}, {"rewrite": True, "check": True}], ids=str)
-def test_forms_of_a_checkpoint(local: Place, options: dict[str, Any], in_process: Cli) -> None:
-    for process in ("1/3", "0/3"):
-        share(local, process, **options)
-    assert share(local, "2/3", **options).finished
-    alone = Place(local.source, f"{local.target}-alone")
-    share(alone, None, **options)
-    assert local.chunks(local.target) == alone.chunks(alone.target)
-    for arguments in ((local.source, local.target), (local.target,)):
-        assert in_process("verify", "-q", *arguments).code == 0
-
-
-def test_a_training_state(tmp_path: Path, in_process: Cli) -> None:
-    place = Place("tests/data/training/micro-envy/axlearn", str(tmp_path / "out"))
-    place.source = str(Path(__file__).parents[1] / "data" / "training" / "micro-envy" / "axlearn")
-    for process in ("1/2", "0/2"):
-        result = share(place, process, state=True)
-    assert result.finished
-    assert in_process("verify", "-q", place.source, place.target).code == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"overwrite": True}, "--overwrite"),
-        ({"fresh": True}, "--fresh"),
-        ({"store": "zarr2"}, "--store zarr2"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(local: Place, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match="--process 0/2") as refused:
-        share(local, "0/2", **options)
-    assert named in refused.value.message
-    assert place_is_empty(local)
-
-
-def place_is_empty(place: Place) -> bool:
-    return list(Path(place.target).parent.iterdir()) == []
 
 
 def test_an_empty_destination_is_filled(local: Place, expected: dict[str, bytes], in_process: Cli) -> None:
