@@ -35,13 +35,17 @@ class ObjectRecords:
         """The shares that are done."""
         return shares_in(blob.name for blob in self.storage.walk(self.directory))
 
-    def read(self) -> list[DoneShare]:
-        """The records of all shares that are done.
+    def read(self, count: int | None = None, *, most: int | None = None) -> list[DoneShare]:
+        """The records of shares that are done.
+
+        Args:
+          count: only those of so many processes.
+          most: so many at most; each is a request.
 
         Raises:
           DestinationError: one is damaged.
         """
-        names = list(map(self._name, self.shares()))
+        names = [self._name(share) for share in self.shares() if count in (None, share.count)][:most]
         contents = self.storage.together(lambda name: self.storage.read(name, MAX_RECORD_BYTES), names)
         return [decode(name, data) for name, data in zip(names, contents, strict=True)]
 

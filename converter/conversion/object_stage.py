@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -47,6 +47,9 @@ from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_stor
 RECORDS = "records"
 """The entry of the journal that names the directory of the records of shares."""
 
+MAX_NAMED = 3
+"""Objects that a message names."""
+
 MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
 
@@ -54,8 +57,19 @@ MOVERS = 32
 class ObjectStage(SharedWork):
     """See the module's docstring, and `stage.Stage` for what a stage is."""
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):
-        """Makes the local directory for metadata; `begin` comes next."""
+    def __init__(
+        self, destination: str, store: str, leaves: Sequence[Array], step: int = 0, *, one_of_many: bool = False
+    ):
+        """Makes the local directory for metadata; `begin` comes next.
+
+        Args:
+          destination: the checkpoint.
+          store: how leaves are stored.
+          leaves: all leaves.
+          step: the number of the step directory.
+          one_of_many: this process writes few of the chunks: where it joins others, it asks for each of these instead
+            of listing all that is there.
+        """
         self.storage = object_storage(destination)
         self.destination = destination
         self.root = stage_path(destination)
@@ -65,7 +79,9 @@ class ObjectStage(SharedWork):
         self.resumed = False
         self.replaced = False
         self._mark = Mark(conversion="", work_area=self.root)
+        self._one_of_many = one_of_many
         self._found: dict[str, Blob] = {}
+        self._find: Callable[[str], Blob | None] = self._found.get
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, ObjectLeafStore] = {}
         self._published = False
@@ -112,8 +128,11 @@ class ObjectStage(SharedWork):
                 f"{self.root}: holds another conversion, interrupted or under way; --fresh starts over",
                 differences(content.get("conversion") or {}, conversion),
             )
-        there = self._list()
         keep = same and not fresh
+        if keep and self._one_of_many and not content["replacing"]:
+            self._content, self.resumed, self._find = content, True, self.storage.look
+            return True
+        there = self._list()
         finished = [name for name in there if name.rpartition("/")[2] == MARKER]
         ours = {name for name, blob in there.items() if keep and blob.tags.get(CONVERSION) == self._mark.conversion}
         others = there.keys() - ours
@@ -138,6 +157,7 @@ class ObjectStage(SharedWork):
         self._content, self.resumed, self.replaced = content, bool(ours) or keep, bool(finished and others)
         self._remove(there, others)
         self._found = {f"{self.destination}/{name}": there[name] for name in ours}
+        self._find = self._found.get
         return True
 
     def _check_removable(
@@ -196,7 +216,7 @@ class ObjectStage(SharedWork):
             database_key=leaf_key(leaf.path) if self.store == "ocdbt" else None,
             chunk_directory=f"{self.destination}/{self.step}/{ITEMS}/{self._place(leaf)}",
             mark=self._mark,
-            found=self._found,
+            find=self._find,
         )
         self._stores[leaf.path] = store
         return store
@@ -208,12 +228,24 @@ class ObjectStage(SharedWork):
     ) -> dict[str, dict[str, Any]]:
         """Looks at all chunks by one listing, and writes what depends on all of them."""
         try:
-            found = {f"{self.destination}/{name}": blob for name, blob in self._list().items()}
+            there = self._list()
+            self._check_others(there)
+            found = {f"{self.destination}/{name}": blob for name, blob in there.items()}
             sealed = {leaf.path: (self._stores.get(leaf.path) or self.open_leaf(leaf)).seal(found) for leaf in leaves}
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
         places = {leaf.path: self._place(leaf) for leaf in leaves}
         return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
+
+    def _check_others(self, there: Mapping[str, Blob]) -> None:
+        """Refuses to make a checkpoint of more than was converted."""
+        others = sorted(name for name, blob in there.items() if blob.tags.get(CONVERSION) != self._mark.conversion)
+        if others:
+            more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+            raise DestinationError(
+                f"{self.destination}: something else was put there while the conversion ran: "
+                f"{', '.join(others[:MAX_NAMED])}{more}; remove it, and run the same command again to resume"
+            )
 
     def check_share(self, portion: Portion) -> None:
         """Refuses a share that does not complete those that are done; or that nobody needs any more.
@@ -224,7 +256,8 @@ class ObjectStage(SharedWork):
         try:
             if self.is_finished():
                 raise DestinationError(f"{self.destination}: the conversion is finished")
-            check_division(portion, self.records())
+            # Those that are there agree with each other: each was compared with one of those before it.
+            check_division(portion, self._records.read(portion.share.count, most=1))
         except OSError as error:
             raise _refused(error, self.destination) from None
 
@@ -357,7 +390,7 @@ class ObjectStage(SharedWork):
 
     def _stat(self, name: str) -> Blob | None:
         try:
-            return self.storage.stat(name)
+            return self.storage.head(name)
         except FileNotFoundError:
             return None
 

@@ -195,7 +195,7 @@ def _worker(request: Request) -> Iterator[tuple[Conversion | None, SharedStage |
 
 def _begin(request: Request, conversion: Conversion) -> SharedStage | ObjectStage:
     """Joins the work area, or makes it."""
-    stage = open_stage(conversion, shared=True)
+    stage = open_stage(conversion, shared=True, one_of_many=True)
     assert isinstance(stage, SharedStage | ObjectStage)
     try:
         stage.begin(conversion.journal, fresh=False, overwrite=False, about=describe(request, conversion))

@@ -13,9 +13,10 @@ import pytest
 import converter.conversion.run as run_module
 from converter import convert
 from converter.conversion import Result
+from converter.conversion.object_stage import ObjectStage
 from converter.conversion.shared_stage import SharedStage
 from converter.errors import DestinationError
-from converter.storage import retries, storage_of
+from converter.storage import Blob, retries, storage_of
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.gcs import FakeGcs
@@ -137,6 +138,35 @@ def test_a_record_of_an_earlier_conversion_does_not_count(gcs: FakeGcs) -> None:
     for name in [*gcs.objects("bucket", "out/"), "out.ax2mt-wip/journal.json"]:
         gcs.remove("bucket", name)
     assert [str(one) for one in share(place, "0/2").awaited] == ["1/2"]
+    assert share(place, "1/2").finished
+    assert place.left() == []
+
+
+def test_a_share_asks_only_for_its_own_chunks(gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many processes only the first and the one that commits list all that is at the destination."""
+    gcs.make_bucket("bucket")
+    place, original, listed = Place(str(SOURCE), "gs://bucket/out"), ObjectStage._list, 0
+
+    def counting(stage: ObjectStage) -> dict[str, Blob]:
+        nonlocal listed
+        listed += 1
+        return original(stage)
+
+    monkeypatch.setattr(ObjectStage, "_list", counting)
+    for index, expected in enumerate((1, 1, 1, 2)):
+        share(place, f"{index}/4")
+        assert listed == expected
+
+
+def test_something_else_is_not_made_part_of_the_checkpoint(gcs: FakeGcs, in_process: Cli) -> None:
+    gcs.make_bucket("bucket")
+    place = Place(str(SOURCE), "gs://bucket/out")
+    share(place, "0/2")
+    gcs.put("bucket", "out/0/items/notes", b"mine")
+    refused = in_process("convert", place.source, place.target, "--process", "1/2")
+    assert refused.code == 5
+    assert "something else was put there while the conversion ran: 0/items/notes" in refused.err
+    gcs.remove("bucket", "out/0/items/notes")
     assert share(place, "1/2").finished
     assert place.left() == []
 
