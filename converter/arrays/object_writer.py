@@ -102,7 +102,11 @@ class ObjectLeafStore(LeafStore):
         blob = self._find(self._name(index))
         if blob is None or self._is_whole(blob):
             return blob is not None
-        # It carries our mark, but is not whole: nothing else is let in before a conversion begins.
+        if blob.tags.get(CONVERSION) != self._mark.conversion:
+            raise DestinationError(
+                f"{blob.name}: something else was put there while the conversion ran; remove it, and run the same "
+                "command again to resume"
+            )
         self._objects.remove(blob.name)
         return False
 

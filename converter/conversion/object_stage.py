@@ -20,13 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 from converter.arrays import CHUNKS, Array, ObjectLeafStore
-from converter.checkpoints import (
-    CONFIG_NAME,
-    ITEMS,
-    MARKER,
-    leaf_key,
-    sum_record,
-)
+from converter.checkpoints import ITEMS, MARKER, leaf_key, sum_record
+from converter.conversion.object_checks import check_ours, check_removable
 from converter.conversion.object_records import ObjectRecords
 from converter.conversion.object_upload import Upload, small_files
 from converter.conversion.shares import DONE, DoneShare, check_division, still_awaited
@@ -46,9 +41,6 @@ from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_stor
 
 RECORDS = "records"
 """The entry of the journal that names the directory of the records of shares."""
-
-MAX_NAMED = 3
-"""Objects that a message names."""
 
 MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
@@ -137,7 +129,10 @@ class ObjectStage(SharedWork):
         ours = {name for name, blob in there.items() if keep and blob.tags.get(CONVERSION) == self._mark.conversion}
         others = there.keys() - ours
         if others:
-            self._check_removable(there, others, content, fresh=fresh or bool(journal), overwrite=overwrite)
+            check_removable(
+                self.destination, there, others,
+                fresh=fresh or bool(journal), overwrite=overwrite, replacing=content.get("replacing", False),
+            )  # fmt: skip
         if journal and not keep:
             self._clear_work_area(journal)
             journal = None
@@ -159,27 +154,6 @@ class ObjectStage(SharedWork):
         self._found = {f"{self.destination}/{name}": there[name] for name in ours}
         self._find = self._found.get
         return True
-
-    def _check_removable(
-        self, there: Mapping[str, Blob], others: set[str], content: Mapping[str, Any], *, fresh: bool, overwrite: bool
-    ) -> None:
-        """Refuses to remove what nobody asked to be removed."""
-        from converter.checkpoints import is_maxtext_checkpoint
-
-        place = self.destination
-        if overwrite and (content.get("replacing") or is_maxtext_checkpoint(place)):
-            return
-        if all(CONVERSION in there[name].tags for name in others) and not any(name.endswith(MARKER) for name in others):
-            if fresh:
-                return
-            raise DestinationError(f"{place}: holds parts of an interrupted conversion; --fresh removes them")
-        shown = ", ".join(sorted({name.partition("/")[0] for name in others})[:5])
-        if overwrite:
-            raise DestinationError(
-                f"{place}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
-                f"{CONFIG_NAME}, nothing else); found {shown}"
-            )
-        raise DestinationError(f"{place}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
 
     def _remove(self, there: Mapping[str, Blob], names: set[str]) -> None:
         """Removes objects in the versions that were listed, markers first: from then on there is no checkpoint."""
@@ -229,23 +203,13 @@ class ObjectStage(SharedWork):
         """Looks at all chunks by one listing, and writes what depends on all of them."""
         try:
             there = self._list()
-            self._check_others(there)
+            check_ours(self.destination, there, self._mark)
             found = {f"{self.destination}/{name}": blob for name, blob in there.items()}
             sealed = {leaf.path: (self._stores.get(leaf.path) or self.open_leaf(leaf)).seal(found) for leaf in leaves}
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
         places = {leaf.path: self._place(leaf) for leaf in leaves}
         return {leaf_key(path): sum_record(chunks, places[path]) for path, chunks in sealed.items()}
-
-    def _check_others(self, there: Mapping[str, Blob]) -> None:
-        """Refuses to make a checkpoint of more than was converted."""
-        others = sorted(name for name, blob in there.items() if blob.tags.get(CONVERSION) != self._mark.conversion)
-        if others:
-            more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
-            raise DestinationError(
-                f"{self.destination}: something else was put there while the conversion ran: "
-                f"{', '.join(others[:MAX_NAMED])}{more}; remove it, and run the same command again to resume"
-            )
 
     def check_share(self, portion: Portion) -> None:
         """Refuses a share that does not complete those that are done; or that nobody needs any more.

@@ -158,15 +158,23 @@ def test_a_share_asks_only_for_its_own_chunks(gcs: FakeGcs, monkeypatch: pytest.
         assert listed == expected
 
 
-def test_something_else_is_not_made_part_of_the_checkpoint(gcs: FakeGcs, in_process: Cli) -> None:
+@pytest.mark.parametrize("where", ["elsewhere", "a chunk's place"])
+def test_something_else_is_neither_replaced_nor_made_part_of_the_checkpoint(
+    where: str, gcs: FakeGcs, in_process: Cli, converted: Callable[..., Path]
+) -> None:
     gcs.make_bucket("bucket")
     place = Place(str(SOURCE), "gs://bucket/out")
     share(place, "0/2")
-    gcs.put("bucket", "out/0/items/notes", b"mine")
+    items = Path(converted(NAME)) / "0" / "items"
+    names = [f"out/0/items/{path.relative_to(items)}" for path in items.rglob("c/**/*") if path.is_file()]
+    missing = sorted(set(names) - gcs.objects("bucket", "out/").keys())
+    name = "out/0/items/notes" if where == "elsewhere" else missing[-1]
+    gcs.put("bucket", name, b"mine")
     refused = in_process("convert", place.source, place.target, "--process", "1/2")
-    assert refused.code == 5
-    assert "something else was put there while the conversion ran: 0/items/notes" in refused.err
-    gcs.remove("bucket", "out/0/items/notes")
+    assert (refused.code, "something else was put there while the conversion ran" in refused.err) == (5, True)
+    assert name.rpartition("items/")[2] in refused.err
+    assert gcs.read("bucket", name) == b"mine"
+    gcs.remove("bucket", name)
     assert share(place, "1/2").finished
     assert place.left() == []
 
