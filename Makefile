@@ -74,6 +74,7 @@ bench-verify: $(VENV)/ready
 bench-bucket: $(VENV)/ready
 	$(BIN)/python -m benchmarks.bucket
 	$(BIN)/python -m benchmarks.many_chunks
+	$(BIN)/python -m benchmarks.many_hosts
 	$(BIN)/python -m benchmarks.bucket_memory
 
 bench-22b: $(VENV)/ready

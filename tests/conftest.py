@@ -28,6 +28,7 @@ from tests.helpers import environments
 from tests.helpers.browser import NO_BROWSER
 from tests.helpers.faulty_storage import FaultyStorage
 from tests.helpers.restorer import Restorer
+from tests.helpers.slurm import NO_SLURM
 
 pytest_plugins = ["tests.helpers.stores"]
 
@@ -182,10 +183,11 @@ def maxtext_python() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says loudly that the pages were not tested, wherever the worker that skipped them ran."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if any(NO_BROWSER in str(report.longrepr) for report in skipped):
-        terminalreporter.write_line(f"WARNING: {NO_BROWSER}", yellow=True, bold=True)
+    """Says loudly what was not tested for want of a program, wherever the worker that skipped it ran."""
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for lack in (NO_BROWSER, NO_SLURM):
+        if any(lack in reason for reason in skipped):
+            terminalreporter.write_line(f"WARNING: {lack}", yellow=True, bold=True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ before it is known from a tag, or from the four bytes themselves.
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from converter.arrays.array import Array
 from converter.arrays.digest import sum_digest
@@ -40,7 +40,7 @@ class ObjectLeafStore(LeafStore):
         database_key: str | None,
         chunk_directory: str,
         mark: Mark,
-        found: Mapping[str, Blob],
+        find: Callable[[str], Blob | None],
     ):
         """Creates the leaf's local directory with its metadata.
 
@@ -50,7 +50,7 @@ class ObjectLeafStore(LeafStore):
           database_key: the leaf's key inside an OCDBT database; None for plain files.
           chunk_directory: the URL below which its chunks are.
           mark: whose they are.
-          found: URL to object, of all that was there when the run began.
+          find: gives the object of a URL, with tags and checksum; None where none was when the run began.
 
         Raises:
           DestinationError: the local directory cannot be written.
@@ -59,7 +59,7 @@ class ObjectLeafStore(LeafStore):
         assert leaf.encoding.crc32c
         self._url = chunk_directory
         self._mark = mark
-        self._found = found
+        self._find = find
         self._objects = object_storage(chunk_directory)
 
     def finish(self) -> None:
@@ -98,11 +98,15 @@ class ObjectLeafStore(LeafStore):
         return self._objects.moves(source)
 
     def has_chunk(self, index: tuple[int, ...]) -> bool:
-        """Whether an earlier run, or another one, stored this chunk whole; by the listing, without reading it."""
-        blob = self._found.get(self._name(index))
+        """Whether an earlier run, or another one, stored this chunk whole; nothing of it is read."""
+        blob = self._find(self._name(index))
         if blob is None or self._is_whole(blob):
             return blob is not None
-        # It carries our mark, but is not whole: nothing else is let in before a conversion begins.
+        if blob.tags.get(CONVERSION) != self._mark.conversion:
+            raise DestinationError(
+                f"{blob.name}: something else was put there while the conversion ran; remove it, and run the same "
+                "command again to resume"
+            )
         self._objects.remove(blob.name)
         return False
 

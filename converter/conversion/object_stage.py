@@ -12,31 +12,19 @@ differ from run to run (times, random keys), are put into one object first: whic
 
 import json
 import os
+import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from converter.arrays import CHUNKS, Array, ObjectLeafStore
-from converter.checkpoints import (
-    CONFIG_NAME,
-    ITEMS,
-    MARKER,
-    leaf_key,
-    sum_record,
-)
+from converter.checkpoints import ITEMS, MARKER, leaf_key, sum_record
+from converter.conversion.object_checks import check_ours, check_removable
+from converter.conversion.object_records import ObjectRecords
 from converter.conversion.object_upload import Upload, small_files
-from converter.conversion.shares import (
-    DONE,
-    MAX_RECORD_BYTES,
-    DoneShare,
-    check_division,
-    decode,
-    record_name,
-    shares_in,
-    still_awaited,
-)
+from converter.conversion.shares import DONE, DoneShare, check_division, still_awaited
 from converter.conversion.work_area import (
     MAX_JOURNAL_BYTES,
     STREAMS,
@@ -51,6 +39,9 @@ from converter.errors import DestinationError
 from converter.planning import IN_STORE, Portion, Share
 from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, write_error
 
+RECORDS = "records"
+"""The entry of the journal that names the directory of the records of shares."""
+
 MOVERS = 32
 """Threads that only wait for the store, which passes chunks on by itself."""
 
@@ -58,8 +49,19 @@ MOVERS = 32
 class ObjectStage(SharedWork):
     """See the module's docstring, and `stage.Stage` for what a stage is."""
 
-    def __init__(self, destination: str, store: str, leaves: Sequence[Array], step: int = 0):
-        """Makes the local directory for metadata; `begin` comes next."""
+    def __init__(
+        self, destination: str, store: str, leaves: Sequence[Array], step: int = 0, *, one_of_many: bool = False
+    ):
+        """Makes the local directory for metadata; `begin` comes next.
+
+        Args:
+          destination: the checkpoint.
+          store: how leaves are stored.
+          leaves: all leaves.
+          step: the number of the step directory.
+          one_of_many: this process writes few of the chunks: where it joins others, it asks for each of these instead
+            of listing all that is there.
+        """
         self.storage = object_storage(destination)
         self.destination = destination
         self.root = stage_path(destination)
@@ -69,7 +71,9 @@ class ObjectStage(SharedWork):
         self.resumed = False
         self.replaced = False
         self._mark = Mark(conversion="", work_area=self.root)
+        self._one_of_many = one_of_many
         self._found: dict[str, Blob] = {}
+        self._find: Callable[[str], Blob | None] = self._found.get
         self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._stores: dict[str, ObjectLeafStore] = {}
         self._published = False
@@ -116,13 +120,19 @@ class ObjectStage(SharedWork):
                 f"{self.root}: holds another conversion, interrupted or under way; --fresh starts over",
                 differences(content.get("conversion") or {}, conversion),
             )
-        there = self._list()
         keep = same and not fresh
+        if keep and self._one_of_many and not content["replacing"]:
+            self._content, self.resumed, self._find = content, True, self.storage.look
+            return True
+        there = self._list()
         finished = [name for name in there if name.rpartition("/")[2] == MARKER]
         ours = {name for name, blob in there.items() if keep and blob.tags.get(CONVERSION) == self._mark.conversion}
         others = there.keys() - ours
         if others:
-            self._check_removable(there, others, content, fresh=fresh or bool(journal), overwrite=overwrite)
+            check_removable(
+                self.destination, there, others,
+                fresh=fresh or bool(journal), overwrite=overwrite, replacing=content.get("replacing", False),
+            )  # fmt: skip
         if journal and not keep:
             self._clear_work_area(journal)
             journal = None
@@ -133,6 +143,7 @@ class ObjectStage(SharedWork):
                 "source_fault": False,
                 "replacing": replacing,
                 "about": dict(about),
+                RECORDS: secrets.token_hex(8),
             }
             try:
                 self.storage.put(self.journal, json.dumps(content).encode(), version=0)
@@ -141,28 +152,8 @@ class ObjectStage(SharedWork):
         self._content, self.resumed, self.replaced = content, bool(ours) or keep, bool(finished and others)
         self._remove(there, others)
         self._found = {f"{self.destination}/{name}": there[name] for name in ours}
+        self._find = self._found.get
         return True
-
-    def _check_removable(
-        self, there: Mapping[str, Blob], others: set[str], content: Mapping[str, Any], *, fresh: bool, overwrite: bool
-    ) -> None:
-        """Refuses to remove what nobody asked to be removed."""
-        from converter.checkpoints import is_maxtext_checkpoint
-
-        place = self.destination
-        if overwrite and (content.get("replacing") or is_maxtext_checkpoint(place)):
-            return
-        if all(CONVERSION in there[name].tags for name in others) and not any(name.endswith(MARKER) for name in others):
-            if fresh:
-                return
-            raise DestinationError(f"{place}: holds parts of an interrupted conversion; --fresh removes them")
-        shown = ", ".join(sorted({name.partition("/")[0] for name in others})[:5])
-        if overwrite:
-            raise DestinationError(
-                f"{place}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
-                f"{CONFIG_NAME}, nothing else); found {shown}"
-            )
-        raise DestinationError(f"{place}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
 
     def _remove(self, there: Mapping[str, Blob], names: set[str]) -> None:
         """Removes objects in the versions that were listed, markers first: from then on there is no checkpoint."""
@@ -199,7 +190,7 @@ class ObjectStage(SharedWork):
             database_key=leaf_key(leaf.path) if self.store == "ocdbt" else None,
             chunk_directory=f"{self.destination}/{self.step}/{ITEMS}/{self._place(leaf)}",
             mark=self._mark,
-            found=self._found,
+            find=self._find,
         )
         self._stores[leaf.path] = store
         return store
@@ -211,7 +202,9 @@ class ObjectStage(SharedWork):
     ) -> dict[str, dict[str, Any]]:
         """Looks at all chunks by one listing, and writes what depends on all of them."""
         try:
-            found = {f"{self.destination}/{name}": blob for name, blob in self._list().items()}
+            there = self._list()
+            check_ours(self.destination, there, self._mark)
+            found = {f"{self.destination}/{name}": blob for name, blob in there.items()}
             sealed = {leaf.path: (self._stores.get(leaf.path) or self.open_leaf(leaf)).seal(found) for leaf in leaves}
         except OSError as error:
             raise write_error(os.fspath(error.filename or self.destination), error) from None
@@ -227,7 +220,8 @@ class ObjectStage(SharedWork):
         try:
             if self.is_finished():
                 raise DestinationError(f"{self.destination}: the conversion is finished")
-            check_division(portion, self.records())
+            # Those that are there agree with each other: each was compared with one of those before it.
+            check_division(portion, self._records.read(portion.share.count, most=1))
         except OSError as error:
             raise _refused(error, self.destination) from None
 
@@ -237,26 +231,26 @@ class ObjectStage(SharedWork):
         digests: Mapping[str, Mapping[tuple[int, ...], int | None]],  # noqa: ARG002
     ) -> None:
         """Says that a share is done; what was written, a listing shows."""
-        name = f"{self.root}/{DONE}/{record_name(portion.share)}"
         try:
             if not self.is_finished():
-                self.storage.put(name, DoneShare.of(portion, {}).encode())
+                self._records.write(portion)
+            if self.is_finished():
+                # Whoever tidied up may have done so before the record was written.
+                self._records.remove(portion.share)
         except OSError as error:
-            raise write_error(name, error) from None
+            raise write_error(os.fspath(error.filename or self.root), error) from None
 
     def records(self) -> list[DoneShare]:
         """The records of all shares that are done."""
-        names = [f"{self.root}/{DONE}/{record_name(share)}" for share in self.done()]
-        read = self.storage.together(lambda name: self.storage.read(name, MAX_RECORD_BYTES), names)
-        return [decode(name, data) for name, data in zip(names, read, strict=True)]
+        return self._records.read()
 
-    def done(self) -> list[Share]:
-        """The shares that are done."""
-        return shares_in(blob.name for blob in self.storage.walk(f"{self.root}/{DONE}"))
+    @property
+    def _records(self) -> ObjectRecords:
+        return ObjectRecords(self.storage, f"{self.root}/{DONE}/{self._content[RECORDS]}")
 
     def awaited(self, share: Share) -> list[Share]:
         try:
-            done = self.done()
+            done = self._records.shares()
         except OSError as error:
             raise _refused(error, self.destination) from None
         return still_awaited(done, share.count)
@@ -348,15 +342,19 @@ class ObjectStage(SharedWork):
             data = self.storage.read(self.journal, MAX_JOURNAL_BYTES)
         except FileNotFoundError:
             return None, {}
-        return journal, parse_json(data, DestinationError, label=self.journal)
+        content = parse_json(data, DestinationError, label=self.journal)
+        if not isinstance(content.get("conversion"), dict) or not isinstance(content.get(RECORDS), str):
+            raise DestinationError(f"{self.journal}: is damaged; remove it, and all below {self.root}")
+        return journal, content
 
     def read_journal(self) -> dict[str, Any] | None:
-        """What the journal says; None where there is none."""
-        return self._read()[1] or None
+        """What the journal says, for one who only looks; None where there is none."""
+        _, self._content = self._read()
+        return self._content or None
 
     def _stat(self, name: str) -> Blob | None:
         try:
-            return self.storage.stat(name)
+            return self.storage.head(name)
         except FileNotFoundError:
             return None
 

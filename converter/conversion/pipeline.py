@@ -2,8 +2,8 @@
 
 The elements are shares of the plan, as processes with `--process` do them; the work area, the records and the commit
 are theirs too. Each worker process makes the plan once, and does one share at a time, so that `--max-memory` holds for
-it. What is wrong with the source, the destination or the options is no reason to try again: it is noted in the work
-area, ends the job, and is raised where the job was started.
+it. What is wrong with the source, the destination or the options, when a worker makes its plan or later, is no reason
+to try again: it is noted in the work area, ends the job, and is raised where the job was started.
 """
 
 import json
@@ -20,6 +20,7 @@ from converter.conversion.conversion import Conversion, Request
 from converter.conversion.object_stage import ObjectStage
 from converter.conversion.run import check_target, commit, describe, do_share, is_finished, open_stage, prepare
 from converter.conversion.shared_stage import SharedStage
+from converter.conversion.status import BEGUN, conversion_status
 from converter.conversion.stream import Written
 from converter.errors import Ax2mtError, DestinationError, UsageError
 from converter.planning import Share, portion_of
@@ -84,8 +85,9 @@ def _run(beam: Any, request: Request, conversion: Conversion, count: int, beam_o
     """Begins the work area, so that what stands in its way is met here; then runs the pipeline."""
     check_target(conversion)
     stage = _begin(request, conversion)
+    place = _failure_name(stage)
     try:
-        _forget_failure(stage)
+        _forget_failure(place)
         options = beam.options.pipeline_options.PipelineOptions(list(beam_options))
         try:
             with beam.Pipeline(options=options) as pipeline:
@@ -93,20 +95,17 @@ def _run(beam: Any, request: Request, conversion: Conversion, count: int, beam_o
                     pipeline
                     | "Shares" >> beam.Create(list(range(count)))
                     | "Spread" >> beam.Reshuffle()
-                    | "Convert" >> beam.Map(Convert(request, count))
+                    | "Convert" >> beam.Map(Convert(request, count, place))
                     | "Count" >> beam.CombineGlobally(sum)
-                    | "Commit" >> beam.Map(Commit(request))
+                    | "Commit" >> beam.Map(Commit(request, place))
                 )
         except Exception as error:
-            raise _failure(stage) or DestinationError(
+            raise _failure(place) or DestinationError(
                 f"{conversion.destination}: the pipeline failed: {errors.reason(error)}; run the same command again to "
                 "resume"
             ) from error
-        failure = _failure(stage)
-        if failure is not None:
-            raise failure
         if not is_finished(conversion, shared=True):
-            raise DestinationError(
+            raise _failure(place) or DestinationError(
                 f"{conversion.destination}: the pipeline ended without a checkpoint; run the same command again"
             )
     finally:
@@ -120,22 +119,23 @@ class Convert:
     Attributes:
       request: what is wanted.
       count: how many shares there are.
+      failure: where an error is noted.
     """
 
     request: Request
     count: int
+    failure: str
 
     def __call__(self, index: int) -> int:
-        with _worker(self.request) as (conversion, stage):
-            if conversion is None or stage is None:
-                return 1  # all was done before
-            if _failure(stage) is not None:
-                return 0
-            try:
-                do_share(conversion, portion_of(conversion.plan, Share(index, self.count)), stage, Silent())
-            except Ax2mtError as error:
-                return _ended(conversion, stage, error)
-            return 1
+        if _failure(self.failure) is not None:
+            return 0
+        try:
+            with _worker(self.request) as (conversion, stage):
+                if conversion is not None and stage is not None:
+                    do_share(conversion, portion_of(conversion.plan, Share(index, self.count)), stage, Silent())
+        except Ax2mtError as error:
+            return _ended(self.request, self.failure, error)
+        return 1
 
 
 @dataclass(frozen=True)
@@ -144,23 +144,27 @@ class Commit:
 
     Attributes:
       request: what is wanted.
+      failure: where an error is noted.
     """
 
     request: Request
+    failure: str
 
     def __call__(self, done: int) -> bool:
-        with _worker(self.request) as (conversion, stage):
-            if conversion is None or stage is None:
-                return True
-            if not done or _failure(stage) is not None or stage.awaited(Share(0, 1)):
-                return False
-            try:
+        if not done or _failure(self.failure) is not None:
+            return False
+        try:
+            with _worker(self.request) as (conversion, stage):
+                if conversion is None or stage is None:
+                    return True
+                if stage.awaited(Share(0, 1)):
+                    return False
                 with Committer() as committer:
                     commit(conversion, stage, Written(), committer)
                 stage.remove()
-            except Ax2mtError as error:
-                return bool(_ended(conversion, stage, error))
-            return True
+        except Ax2mtError as error:
+            return bool(_ended(self.request, self.failure, error))
+        return True
 
 
 class _Worker:
@@ -195,7 +199,7 @@ def _worker(request: Request) -> Iterator[tuple[Conversion | None, SharedStage |
 
 def _begin(request: Request, conversion: Conversion) -> SharedStage | ObjectStage:
     """Joins the work area, or makes it."""
-    stage = open_stage(conversion, shared=True)
+    stage = open_stage(conversion, shared=True, one_of_many=True)
     assert isinstance(stage, SharedStage | ObjectStage)
     try:
         stage.begin(conversion.journal, fresh=False, overwrite=False, about=describe(request, conversion))
@@ -205,31 +209,41 @@ def _begin(request: Request, conversion: Conversion) -> SharedStage | ObjectStag
     return stage
 
 
-def _ended(conversion: Conversion, stage: SharedStage | ObjectStage, error: Ax2mtError) -> int:
+def _ended(request: Request, place: str, error: Ax2mtError) -> int:
     """Notes an error for all workers and for whoever started the job; 1 where all was done without this worker."""
-    if is_finished(conversion, shared=True):
+    if _is_done(request):
         return 1
     document = {"kind": error.kind, "message": error.message, "details": list(error.details)}
-    storage_of(stage.root).write(_failure_name(stage), json.dumps(document).encode())
+    storage_of(place).write(place, json.dumps(document).encode())
     return 0
 
 
-def _failure(stage: SharedStage | ObjectStage) -> Ax2mtError | None:
+def _is_done(request: Request) -> bool:
+    """Whether all was done without this worker, which may have made no plan."""
+    conversion = _this_worker.conversion if _this_worker.request == request else None
+    if conversion is not None:
+        return is_finished(conversion, shared=True)
+    with suppress(Ax2mtError):
+        return conversion_status(request.destination).state != BEGUN
+    return False
+
+
+def _failure(place: str) -> Ax2mtError | None:
     """The error that a worker noted."""
     try:
-        data = storage_of(stage.root).read(_failure_name(stage), MAX_FAILURE_BYTES)
+        data = storage_of(place).read(place, MAX_FAILURE_BYTES)
     except OSError:
         return None
-    content = parse_json(data, DestinationError, label=_failure_name(stage))
+    content = parse_json(data, DestinationError, label=place)
     kinds = {kind.kind: kind for kind in Ax2mtError.__subclasses__()}
     kind = kinds.get(str(content.get("kind")), Ax2mtError)
     return kind(str(content.get("message")), list(map(str, content.get("details", ()))))
 
 
-def _forget_failure(stage: SharedStage | ObjectStage) -> None:
+def _forget_failure(place: str) -> None:
     """The job is started again: what stood in its way may be gone."""
     with suppress(FileNotFoundError):
-        storage_of(stage.root).remove(_failure_name(stage))
+        storage_of(place).remove(place)
 
 
 def _failure_name(stage: SharedStage | ObjectStage) -> str:

@@ -204,11 +204,19 @@ def _is_shared(conversion: Conversion) -> bool:
     return storage_of(destination).renames and not conversion.fresh and is_shared(destination)
 
 
-def open_stage(conversion: Conversion, *, shared: bool) -> Work:
-    """The work area of a conversion; `shared` with other processes, where that makes a difference."""
+def open_stage(conversion: Conversion, *, shared: bool, one_of_many: bool = False) -> Work:
+    """The work area of a conversion.
+
+    Args:
+      conversion: what is made there.
+      shared: with other processes, where that makes a difference.
+      one_of_many: this process does a small part of the work.
+    """
     plan, destination = conversion.plan, conversion.destination
-    kind = ObjectStage if not storage_of(destination).renames else SharedStage if shared else Stage
-    return kind(destination, plan.options.store, plan.leaves, plan.step_directory)
+    place = (destination, plan.options.store, plan.leaves, plan.step_directory)
+    if not storage_of(destination).renames:
+        return ObjectStage(*place, one_of_many=one_of_many)
+    return (SharedStage if shared else Stage)(*place)
 
 
 def _stage_and_publish(
@@ -220,7 +228,11 @@ def _stage_and_publish(
 ) -> _Outcome:
     """Does the work; the stage stays if the same command can resume later, and is removed otherwise."""
     plan = conversion.plan
-    stage = open_stage(conversion, shared=portion is not None or _is_shared(conversion))
+    stage = open_stage(
+        conversion,
+        shared=portion is not None or _is_shared(conversion),
+        one_of_many=portion is not None and portion.share.count > 1,
+    )
     if isinstance(stage, SharedStage) and portion is None:
         portion = portion_of(plan, Share(0, 1))
     try:

@@ -73,11 +73,13 @@ class Load:
       units: how many there are; they count as equal.
       bytes: decoded bytes of all of them.
       decoded: whether they are decoded, which takes far longer than passing them through.
+      cut: elements of a unit along each free axis; empty where units are chunks.
     """
 
     units: int
     bytes: int
     decoded: bool = False
+    cut: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,12 @@ def portion_of(plan: Plan, share: Share) -> Portion:
 def plan_loads(plan: Plan) -> list[Load]:
     """What there is to divide of a plan, task by task."""
     return [
-        Load(units=task.units, bytes=sum(leaf.bytes for leaf in task.leaves), decoded=task.blocking is not None)
+        Load(
+            units=task.units,
+            bytes=sum(leaf.bytes for leaf in task.leaves),
+            decoded=task.blocking is not None,
+            cut=tuple(sorted(task.blocking.group.items())) if task.blocking is not None else (),
+        )
         for task in plan.tasks
     ]
 
@@ -154,7 +161,7 @@ def divide(loads: Sequence[Load], count: int) -> list[Portion]:
         taken[index].setdefault(run.task, []).append(run.units)
         held[index] += run.bytes
         heapq.heapreplace(waiting, (held[index], index))
-    described = repr((count, grain, [(load.units, load.bytes, load.decoded) for load in loads]))
+    described = repr((count, grain, [(load.units, load.bytes, load.decoded, load.cut) for load in loads]))
     division = hashlib.sha256(described.encode()).hexdigest()[:16]
     return [
         Portion(

@@ -104,6 +104,10 @@ class ObjectStorage(ABC):
         """Listed objects with tags and checksums, where listings do not show them; what is gone is left out."""
         return blobs
 
+    def look(self, name: str) -> Blob | None:
+        """An object with its tags and its checksum; None where none is."""
+        return self._find(name)
+
     def abort_uploads(self, directory: str) -> int:  # noqa: ARG002
         """Ends the uploads below a directory that nobody will finish, where the store keeps their parts; how many."""
         return 0

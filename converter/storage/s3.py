@@ -132,11 +132,14 @@ class S3Storage(ObjectStorage):
         """See `ObjectStorage`; a request for each, because listings of S3 show neither tags nor checksums."""
         return [blob for blob in self.together(self._describe_listed, list(blobs)) if blob is not None]
 
-    def _describe_listed(self, blob: Blob) -> Blob | None:
+    def look(self, name: str) -> Blob | None:
         try:
-            return blob if blob.kind != FILE else self.describe(self.head(blob.name))
+            return self.describe(self.head(name))
         except FileNotFoundError:
             return None
+
+    def _describe_listed(self, blob: Blob) -> Blob | None:
+        return blob if blob.kind != FILE else self.look(blob.name)
 
     def describe(self, blob: Blob) -> Blob:
         """An object with its checksum; where the store does not tell it, its content is read."""

@@ -55,6 +55,43 @@ def test_a_fault_of_the_source_ends_the_job(beam_python: str, tmp_path: Path) ->
     assert status(target).state == "begun"
 
 
+BROKEN_BEFORE_WORKERS_PLAN = """
+import pathlib, sys
+from converter.cli.app import run
+from converter.conversion import pipeline
+from converter.conversion.pipeline import prepare
+
+index, attempts = next(pathlib.Path(sys.argv[2]).rglob("index")), []
+
+def prepared(request):
+    attempts.append(request)
+    if len(attempts) == 2:
+        index.write_text("damaged")
+    return prepare(request)
+
+pipeline.prepare = prepared
+code = run(sys.argv[1:])
+print(len(attempts), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_fault_of_the_source_while_workers_plan_ends_the_job(beam_python: str, tmp_path: Path) -> None:
+    """The plan of the launcher was good; the first worker that fails says so, and no other tries."""
+    source, target = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(SOURCE, source)
+    command = ["beam", source, target, "--shares", 3, "--json", "--", "--runner=DirectRunner"]
+    done = subprocess.run(
+        [beam_python, "-c", BROKEN_BEFORE_WORKERS_PLAN, *map(str, command)], capture_output=True, text=True,
+        check=False, timeout=600, cwd=environments.ROOT, env={**os.environ, "PYTHONPATH": str(environments.ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], "index" in error["message"]) == ("source", True)
+    assert done.stderr.splitlines()[-1] == "2"
+    assert status(target).state == "begun"
+
+
 def test_beam_is_an_extra(cli: Cli, tmp_path: Path) -> None:
     done = cli("beam", SOURCE, tmp_path / "out", "--", "--runner=DirectRunner")
     assert (done.code, "pip install 'axlearn2maxtext[beam]'" in done.err) == (2, True)

@@ -13,9 +13,10 @@ import pytest
 import converter.conversion.run as run_module
 from converter import convert
 from converter.conversion import Result
+from converter.conversion.object_stage import ObjectStage
 from converter.conversion.shared_stage import SharedStage
-from converter.errors import DestinationError, UsageError
-from converter.storage import retries, storage_of
+from converter.errors import DestinationError
+from converter.storage import Blob, retries, storage_of
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.gcs import FakeGcs
@@ -43,9 +44,10 @@ class Place:
         names = [blob.name for blob in storage.walk(path) if blob.kind == "file"]
         return {name: storage.read(f"{path}/{name}", 1 << 30) for name in names}
 
-    def chunks(self, path: str) -> dict[str, bytes]:
+    def chunks(self, path: str, step: str = "0") -> dict[str, bytes]:
         """The chunks of a checkpoint."""
-        return {name: data for name, data in self.tree(f"{path}/0/items").items() if "/c/" in name or name[-2:] == "/c"}
+        tree = self.tree(f"{path}/{step}/items")
+        return {name: data for name, data in tree.items() if "/c/" in name or name[-2:] == "/c"}
 
     def left(self) -> list[str]:
         """What there is beside the destination."""
@@ -126,6 +128,55 @@ def test_the_same_share_twice(place: Place, expected: dict[str, bytes], in_proce
     share(place, "0/2", progress=After(3, lambda: share(place, "0/2")))
     assert share(place, "1/2").finished
     assert_whole(place, expected, in_process)
+
+
+def test_a_record_of_an_earlier_conversion_does_not_count(gcs: FakeGcs) -> None:
+    """A process that was suspended may leave one when all was done, and its checkpoint moved away."""
+    gcs.make_bucket("bucket")
+    place = Place(str(SOURCE), "gs://bucket/out")
+    share(place, "1/2")
+    for name in [*gcs.objects("bucket", "out/"), "out.ax2mt-wip/journal.json"]:
+        gcs.remove("bucket", name)
+    assert [str(one) for one in share(place, "0/2").awaited] == ["1/2"]
+    assert share(place, "1/2").finished
+    assert place.left() == []
+
+
+def test_a_share_asks_only_for_its_own_chunks(gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many processes only the first and the one that commits list all that is at the destination."""
+    gcs.make_bucket("bucket")
+    place, original, listed = Place(str(SOURCE), "gs://bucket/out"), ObjectStage._list, 0
+
+    def counting(stage: ObjectStage) -> dict[str, Blob]:
+        nonlocal listed
+        listed += 1
+        return original(stage)
+
+    monkeypatch.setattr(ObjectStage, "_list", counting)
+    for index, expected in enumerate((1, 1, 1, 2)):
+        share(place, f"{index}/4")
+        assert listed == expected
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "a chunk's place"])
+def test_something_else_is_neither_replaced_nor_made_part_of_the_checkpoint(
+    where: str, gcs: FakeGcs, in_process: Cli, converted: Callable[..., Path]
+) -> None:
+    gcs.make_bucket("bucket")
+    place = Place(str(SOURCE), "gs://bucket/out")
+    share(place, "0/2")
+    items = Path(converted(NAME)) / "0" / "items"
+    names = [f"out/0/items/{path.relative_to(items)}" for path in items.rglob("c/**/*") if path.is_file()]
+    missing = sorted(set(names) - gcs.objects("bucket", "out/").keys())
+    name = "out/0/items/notes" if where == "elsewhere" else missing[-1]
+    gcs.put("bucket", name, b"mine")
+    refused = in_process("convert", place.source, place.target, "--process", "1/2")
+    assert (refused.code, "something else was put there while the conversion ran" in refused.err) == (5, True)
+    assert name.rpartition("items/")[2] in refused.err
+    assert gcs.read("bucket", name) == b"mine"
+    gcs.remove("bucket", name)
+    assert share(place, "1/2").finished
+    assert place.left() == []
 
 
 class After(Silent):
@@ -254,46 +305,6 @@ def test_other_units_do_not_complete_the_work(place: Place, in_process: Cli, mon
     assert refused.code == 5
     assert "share 0/2 was made with other units of work" in refused.err
     assert share(place, "0/1").finished
-
-
-@pytest.mark.parametrize("options", [{"store": "ocdbt"}, {"link": True}, {"rewrite": True, "check": True}], ids=str)
-def test_forms_of_a_checkpoint(local: Place, options: dict[str, Any], in_process: Cli) -> None:
-    for process in ("1/3", "0/3"):
-        share(local, process, **options)
-    assert share(local, "2/3", **options).finished
-    alone = Place(local.source, f"{local.target}-alone")
-    share(alone, None, **options)
-    assert local.chunks(local.target) == alone.chunks(alone.target)
-    for arguments in ((local.source, local.target), (local.target,)):
-        assert in_process("verify", "-q", *arguments).code == 0
-
-
-def test_a_training_state(tmp_path: Path, in_process: Cli) -> None:
-    place = Place("tests/data/training/micro-envy/axlearn", str(tmp_path / "out"))
-    place.source = str(Path(__file__).parents[1] / "data" / "training" / "micro-envy" / "axlearn")
-    for process in ("1/2", "0/2"):
-        result = share(place, process, state=True)
-    assert result.finished
-    assert in_process("verify", "-q", place.source, place.target).code == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"overwrite": True}, "--overwrite"),
-        ({"fresh": True}, "--fresh"),
-        ({"store": "zarr2"}, "--store zarr2"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(local: Place, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match="--process 0/2") as refused:
-        share(local, "0/2", **options)
-    assert named in refused.value.message
-    assert place_is_empty(local)
-
-
-def place_is_empty(place: Place) -> bool:
-    return list(Path(place.target).parent.iterdir()) == []
 
 
 def test_an_empty_destination_is_filled(local: Place, expected: dict[str, bytes], in_process: Cli) -> None:

@@ -1,11 +1,11 @@
 """`ax2mt status`: what is done, what is missing, and a command that really finishes it; nothing is changed by it."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
 from converter import convert, status
+from converter.storage import storage_of
 from tests.conftest import Cli
 from tests.conversion.test_shares import After, Place, interrupt, local, place  # noqa: F401
 
@@ -63,7 +63,9 @@ def test_only_the_commit_is_awaited(
     assert "awaited      only the commit" in in_process("status", local.target).out
 
 
-def test_a_damaged_journal(local: Place, in_process: Cli) -> None:  # noqa: F811
-    Path(f"{local.target}.ax2mt-wip.json").write_text("{}")
-    done = in_process("status", local.target)
+def test_a_damaged_journal(place: Place, in_process: Cli) -> None:  # noqa: F811
+    storage = storage_of(place.target)
+    name = f"{place.target}.ax2mt-wip.json" if storage.renames else f"{place.target}.ax2mt-wip/journal.json"
+    storage.write(name, b"{}")
+    done = in_process("status", place.target)
     assert (done.code, "is damaged" in done.err) == (5, True)

@@ -64,6 +64,15 @@ def test_an_example_by_hand() -> None:
     assert (dict(second.units), second.bytes) == ({0: (range(1),), 3: (range(1),)}, 9)
 
 
+def test_units_that_are_cut_otherwise_are_another_division() -> None:
+    """Though they are as many, unit by unit they are others."""
+    wide, tall = (
+        [Load(units=4, bytes=64, decoded=True, cut=cut)] for cut in ((("a", 2), ("b", 8)), (("a", 8), ("b", 2)))
+    )
+    assert divide(wide, 2)[0].division != divide(tall, 2)[0].division
+    assert divide(wide, 2)[0].division == divide(wide, 2)[1].division
+
+
 def test_a_portion_chooses_among_units_in_order() -> None:
     for portion in divide([Load(units=10, bytes=10)], 3):
         wanted = [unit for one in portion.units[0] for unit in one]
