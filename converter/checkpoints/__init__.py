@@ -16,6 +16,7 @@ from converter.checkpoints.kind import (
 from converter.checkpoints.maxtext import (
     Target,
     has_items,
+    is_as_committed,
     is_maxtext_checkpoint,
     open_target,
     orbax_problems,
@@ -103,6 +104,7 @@ __all__ = [
     "handoff_note",
     "has_items",
     "inspect",
+    "is_as_committed",
     "is_committed",
     "is_fitting",
     "is_maxtext_checkpoint",
