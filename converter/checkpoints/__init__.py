@@ -36,6 +36,7 @@ from converter.checkpoints.receipt import (
     check_receipt,
     file_digest,
     read_receipt,
+    recorded_dtype,
     recorded_mapping,
     write_receipt,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "read_receipt",
     "read_records",
     "read_trainer_config",
+    "recorded_dtype",
     "recorded_fits",
     "recorded_mapping",
     "recorded_options",

@@ -23,6 +23,7 @@ from converter.checkpoints import (
     open_target,
     orbax_problems,
     read_records,
+    recorded_dtype,
 )
 from converter.errors import DestinationError, SourceError, UsageError, VerificationError
 from converter.location import locate
@@ -61,7 +62,7 @@ def verify(
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       tree: the tree that became the parameters; None for the one that the checkpoint names.
-      dtype: the dtype that leaves were cast to; None where they must have the source's.
+      dtype: the dtype that leaves were cast to; None for the one that the receipt names, or else the source's.
       sample: the fraction of blocks to compare; None for all.
       decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
@@ -84,6 +85,8 @@ def verify(
     pin(target.root)
     evident = evident_plan(source, target, step=step, mapping=mapping, tree=tree, max_memory=max_memory, jobs=jobs)
     opened, plan, fitted = evident.source, evident.plan, evident.fitted
+    recorded = recorded_dtype(target.root) if dtype is None else None
+    dtype = dtype or recorded
     coverage = _open_leaves(plan, target, dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
     is_first = share is None or share.index == 0
@@ -95,7 +98,7 @@ def verify(
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, max_memory)
     findings = _value_findings(values, doctor)
-    notes = [*_tree_notes(plan, evident.made), *_fit_notes(fitted)]
+    notes = [*_tree_notes(plan, evident.made), *_fit_notes(fitted), *_cast_notes(recorded)]
     if is_first:
         config, config_notes = config_findings(target, plan.config, opened.match.table, plan.options.table)
         findings = [*coverage.findings, *findings, *_metadata_findings(plan, target), *config]
@@ -191,6 +194,11 @@ def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:
     """A note where the checkpoint says that values were fitted; what they should be is computed from the source."""
     text = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
     return (text,) if fitted else ()
+
+
+def _cast_notes(recorded: str | None) -> tuple[str, ...]:
+    """A note where nothing but the receipt says that values were cast."""
+    return (f"made with --dtype {recorded}: compared with AXLearn's values, rounded to it",) if recorded else ()
 
 
 @dataclass(frozen=True)
