@@ -69,6 +69,20 @@ def cast_dtype(given: BitsArguments) -> CastDtype | None:
     return dtype
 
 
+def sample_fraction(given: BitsArguments) -> float | None:
+    """The fraction of blocks to compare; None for all.
+
+    Raises:
+      UsageError: it is none.
+    """
+    from converter.errors import UsageError
+
+    sample = given["sample"]
+    if sample is not None and not 0 < sample <= 1:
+        raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
+    return sample
+
+
 def limits_of(given: CompareArguments) -> list[tuple[str, float]]:
     """Names of figures and the largest differences of logits allowed."""
     limits = [("kl_max", given["max_kl"]), ("top1", given["min_top1"])]

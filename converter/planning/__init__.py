@@ -13,7 +13,7 @@ from converter.planning.options import (
     Options,
     transfer_between,
 )
-from converter.planning.parameters import ParameterReport, ParameterRow, make_report
+from converter.planning.parameters import ParameterReport, ParameterRow, make_report, report_source
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
@@ -71,6 +71,7 @@ __all__ = [
     "pair_mismatches",
     "portion_of",
     "read_share",
+    "report_source",
     "scale_mismatches",
     "transfer_between",
 ]

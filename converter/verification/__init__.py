@@ -2,11 +2,12 @@
 
 from converter.verification.digests import verify_digests
 from converter.verification.result import Finding, Verification
-from converter.verification.run import verify
+from converter.verification.run import verify, verify_plan
 
 __all__ = [
     "Finding",
     "Verification",
     "verify",
     "verify_digests",
+    "verify_plan",
 ]

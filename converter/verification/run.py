@@ -3,6 +3,7 @@
 All findings are collected; the first one does not stop the run.
 """
 
+import dataclasses
 import math
 import os
 import time
@@ -25,10 +26,10 @@ from converter.checkpoints import (
     read_records,
     recorded_dtype,
 )
-from converter.errors import DestinationError, SourceError, UsageError, VerificationError
+from converter.errors import DestinationError, SourceError, VerificationError
 from converter.location import locate
 from converter.mapping import PARAMS
-from converter.planning import DEFAULT_MEMORY, Plan, Share, Source, evident_plan
+from converter.planning import DEFAULT_MEMORY, EvidentPlan, Plan, Share, Source, evident_plan
 from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
@@ -78,12 +79,44 @@ def verify(
     """
     started = time.monotonic()
     reuse_freed_memory()
-    if sample is not None and not 0 < sample <= 1:
-        raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
-    pin(target.root)
     evident = evident_plan(source, target, step=step, mapping=mapping, tree=tree, max_memory=max_memory, jobs=jobs)
+    result = verify_plan(
+        evident,
+        target,
+        progress,
+        dtype=dtype,
+        sample=sample,
+        decode=decode,
+        max_memory=max_memory,
+        jobs=jobs,
+        share=share,
+    )
+    return dataclasses.replace(result, seconds=time.monotonic() - started)
+
+
+def verify_plan(
+    evident: EvidentPlan,
+    target: Target,
+    progress: Progress,
+    *,
+    dtype: str | None,
+    sample: float | None,
+    decode: bool,
+    max_memory: int,
+    jobs: int,
+    share: Share | None = None,
+) -> Verification:
+    """Compares a checkpoint with the plan that it was evidently made by; see `verify` for the arguments.
+
+    Raises:
+      SourceError: a chunk of the source is missing or damaged.
+      VerificationError: the checkpoint cannot be listed.
+      UsageError: the memory budget is too small.
+    """
+    started = time.monotonic()
+    pin(target.root)
     opened, plan, fitted = evident.source, evident.plan, evident.fitted
     recorded = recorded_dtype(target.root) if dtype is None else None
     dtype = dtype or recorded
