@@ -140,7 +140,6 @@ def verify(
       VerificationError: there is no checkpoint, it carries no digests, or its metadata cannot be read.
     """
     from converter.errors import UsageError
-    from converter.verification import verify as compare
     from converter.verification import verify_digests
 
     step, mapping, sample = options["step"], optional_path(options["mapping"]), sample_fraction(options)
@@ -157,6 +156,8 @@ def verify(
         return verify_digests(
             os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs, share=share
         )
+    from converter.verification import verify as compare
+
     return compare(
         os.fspath(source),
         os.fspath(destination),

@@ -163,10 +163,12 @@ def share_of(process: str | None) -> "Share | None":
     Raises:
       UsageError: it names none.
     """
+    if process is None:
+        return None
     from converter.environment import launch_variables
     from converter.planning import read_share
 
-    return None if process is None else read_share(process, launch_variables())
+    return read_share(process, launch_variables())
 
 
 def byte_count(size: int | str) -> int:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from converter.choices import DEFAULT_MEMORY
 from converter.evidence.configuration import ConfigKey
 from converter.evidence.digests import Receipt
 from converter.forward import LogitsComparison
-from converter.planning import DEFAULT_MEMORY, PairMismatch, ParameterReport, Plan
+from converter.planning import PairMismatch, ParameterReport, Plan
 from converter.verification import Verification
 
 LOGITS_MEMORY = 4 << 30

@@ -4,7 +4,6 @@ from converter.planning.evident import EvidentPlan, evident_plan
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.launchers import read_share
 from converter.planning.options import (
-    DEFAULT_MEMORY,
     DOWNLOAD,
     IN_STORE,
     JOBS,
@@ -32,7 +31,6 @@ from converter.planning.traffic import Traffic, estimate_traffic
 
 __all__ = [
     "COPIERS",
-    "DEFAULT_MEMORY",
     "DOWNLOAD",
     "IN_STORE",
     "JOBS",

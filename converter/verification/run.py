@@ -26,10 +26,11 @@ from converter.checkpoints import (
     read_records,
     recorded_dtype,
 )
+from converter.choices import DEFAULT_MEMORY
 from converter.errors import DestinationError, SourceError, VerificationError
 from converter.location import locate
 from converter.mapping import PARAMS
-from converter.planning import DEFAULT_MEMORY, EvidentPlan, Plan, Share, Source, evident_plan
+from converter.planning import EvidentPlan, Plan, Share, Source, evident_plan
 from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings

@@ -12,6 +12,7 @@ from tests.conftest import AXLEARN
 SOURCE = str(AXLEARN / "micro-hybrid")
 ORBAX = frozenset({"jax", "orbax"})
 ARRAYS = ORBAX | {"tensorstore"}
+TABLES = frozenset({"converter.mapping", "converter.planning", "converter.verification.run"})
 STORES = frozenset({"converter.storage.gcs", "converter.storage.s3"})
 
 
@@ -24,8 +25,8 @@ STORES = frozenset({"converter.storage.gcs", "converter.storage.s3"})
         (["plan", SOURCE], ARRAYS),
         (["params", SOURCE, "DST"], ORBAX),
         (["verify", SOURCE, "DST"], ORBAX),
-        (["verify", "DST"], ORBAX),
-        (["verify", "DST", "--json", "-q"], ORBAX | {"rich"}),
+        (["verify", "DST"], ORBAX | TABLES),
+        (["verify", "DST", "--json", "-q"], ORBAX | TABLES | {"rich"}),
     ],
     ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else "",
 )
