@@ -21,6 +21,7 @@ from converter.argument_values import (
     optional_path,
     plan_options,
     run_request,
+    sample_fraction,
     settings_of,
     share_of,
     silent,
@@ -139,10 +140,9 @@ def verify(
       VerificationError: there is no checkpoint, it carries no digests, or its metadata cannot be read.
     """
     from converter.errors import UsageError
-    from converter.verification import verify as compare
     from converter.verification import verify_digests
 
-    step, mapping, sample = options["step"], optional_path(options["mapping"]), options["sample"]
+    step, mapping, sample = options["step"], optional_path(options["mapping"]), sample_fraction(options)
     tree, dtype = options["tree"], cast_dtype(options)
     progress, memory, jobs = (
         options["progress"] or silent(),
@@ -156,6 +156,8 @@ def verify(
         return verify_digests(
             os.fspath(source), progress, decode=options["decode"], max_memory=memory, jobs=jobs, share=share
         )
+    from converter.verification import verify as compare
+
     return compare(
         os.fspath(source),
         os.fspath(destination),
@@ -334,7 +336,7 @@ def gather_evidence(
         mapping=optional_path(options["mapping"]),
         tree=options["tree"],
         dtype=cast_dtype(options),
-        sample=options["sample"],
+        sample=sample_fraction(options),
         decode=options["decode"],
         max_memory=byte_count(options["max_memory"]) if options["max_memory"] is not None else None,
         jobs=job_count(options["jobs"]),

@@ -69,6 +69,20 @@ def cast_dtype(given: BitsArguments) -> CastDtype | None:
     return dtype
 
 
+def sample_fraction(given: BitsArguments) -> float | None:
+    """The fraction of blocks to compare; None for all.
+
+    Raises:
+      UsageError: it is none.
+    """
+    from converter.errors import UsageError
+
+    sample = given["sample"]
+    if sample is not None and not 0 < sample <= 1:
+        raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
+    return sample
+
+
 def limits_of(given: CompareArguments) -> list[tuple[str, float]]:
     """Names of figures and the largest differences of logits allowed."""
     limits = [("kl_max", given["max_kl"]), ("top1", given["min_top1"])]
@@ -149,10 +163,12 @@ def share_of(process: str | None) -> "Share | None":
     Raises:
       UsageError: it names none.
     """
+    if process is None:
+        return None
     from converter.environment import launch_variables
     from converter.planning import read_share
 
-    return None if process is None else read_share(process, launch_variables())
+    return read_share(process, launch_variables())
 
 
 def byte_count(size: int | str) -> int:

@@ -155,7 +155,7 @@ class BitsArguments(SourceArguments, total=False):
     """What every function takes that compares a checkpoint's bits."""
 
     tree: MadeTree
-    dtype: Annotated[CastDtype | None, Option("The dtype that weights were cast to.")]
+    dtype: Annotated[CastDtype | None, Option("The dtype that weights were cast to, if DST does not say it.")]
     sample: Annotated[float | None, Option("Compare only this fraction of the blocks.")]
     decode: Annotated[bool, Option("Decode every chunk, also where the stored bytes decide.", False)]
     max_memory: Budget

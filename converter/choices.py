@@ -48,6 +48,9 @@ Compressor = Literal["zstd", "none"]
 COMPRESSORS: tuple[Compressor, ...] = get_args(Compressor)
 ZSTD, NO_COMPRESSION = COMPRESSORS
 
+DEFAULT_MEMORY = 1 << 30
+"""Bytes that work in flight may take together, where the user says nothing."""
+
 MAX_JOBS = 256
 """Blocks in flight, at most: each has a thread."""
 

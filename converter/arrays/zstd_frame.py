@@ -56,6 +56,10 @@ class FrameCheck:
         view = memoryview(data)
         end = self._position + len(view)
         while not self._ended and self._next < end:
+            at = self._next - self._position
+            if at > 0 and not self._held and at + BLOCK_HEADER <= len(view):
+                self._take_block(view[at : at + BLOCK_HEADER])
+                continue
             start = max(self._next + len(self._held) - self._position, 0)
             part = view[start : start + self._wanted - len(self._held)]
             self._held += bytes(part)
@@ -89,7 +93,11 @@ class FrameCheck:
             self._next, self._has_checksum, _ = frame_header(data, self._content_size, self._where)
             self._wanted = BLOCK_HEADER
             return
-        fields = int.from_bytes(data, "little")
+        self._take_block(data)
+
+    def _take_block(self, header: bytes | memoryview) -> None:
+        """Finds where the next block stands, or the end."""
+        fields = int.from_bytes(header, "little")
         last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
         if kind == RESERVED_BLOCK or size > MAX_BLOCK:
             raise SourceError(f"{self._where}: damaged: no zstd block at byte {self._next}")

@@ -16,6 +16,7 @@ from converter.checkpoints.kind import (
 from converter.checkpoints.maxtext import (
     Target,
     has_items,
+    is_as_committed,
     is_maxtext_checkpoint,
     open_target,
     orbax_problems,
@@ -35,6 +36,7 @@ from converter.checkpoints.receipt import (
     check_receipt,
     file_digest,
     read_receipt,
+    recorded_dtype,
     recorded_mapping,
     write_receipt,
 )
@@ -103,6 +105,7 @@ __all__ = [
     "handoff_note",
     "has_items",
     "inspect",
+    "is_as_committed",
     "is_committed",
     "is_fitting",
     "is_maxtext_checkpoint",
@@ -117,6 +120,7 @@ __all__ = [
     "read_receipt",
     "read_records",
     "read_trainer_config",
+    "recorded_dtype",
     "recorded_fits",
     "recorded_mapping",
     "recorded_options",

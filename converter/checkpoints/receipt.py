@@ -13,6 +13,7 @@ import xxhash
 
 from converter.arrays import CHUNKS, MANIFEST_NAME
 from converter.checkpoints.names import RECEIPT_NAME
+from converter.choices import CAST_DTYPES, CastDtype
 from converter.errors import VerificationError
 from converter.storage import DIRECTORY, FILE, has_litter_in, in_parallel, parse_json, read_small, storage_of
 
@@ -141,6 +142,14 @@ def recorded_mapping(directory: str) -> tuple[str, str]:
     if not isinstance(mapping, dict):
         return "", ""
     return str(mapping.get("name", "")), str(mapping.get("digest", ""))
+
+
+def recorded_dtype(directory: str) -> CastDtype | None:
+    """The dtype that `convert` cast a checkpoint's weights to; None where it cast none, or no receipt is intact."""
+    document, _ = read_receipt(directory)
+    options = (document or {}).get("options")
+    dtype = options.get("dtype") if isinstance(options, dict) else None
+    return next((known for known in CAST_DTYPES if known == dtype), None)
 
 
 def metadata_files(directory: str) -> list[str]:

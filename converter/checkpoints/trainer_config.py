@@ -14,9 +14,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from converter.mapping import BOUNDS, TRAINER_CONFIG, TrainedLearner
 from converter.storage import FILE, storage_of
+
+if TYPE_CHECKING:
+    from converter.mapping import TrainedLearner
 
 MAX_BYTES = 4 << 20
 MAX_LINES = 50_000
@@ -93,7 +96,7 @@ class TrainerConfig:
       lines: path to value of every line.
     """
 
-    learner: TrainedLearner
+    learner: "TrainedLearner"
     lines: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -106,6 +109,8 @@ def read_trainer_config(step_directory: str) -> TrainerConfig | None:
     Returns:
       What it says; None where no configuration is there.
     """
+    from converter.mapping import TrainedLearner
+
     for place in _places(step_directory):
         storage = storage_of(place)
         try:
@@ -126,8 +131,10 @@ def parse_trainer_config(data: bytes) -> TrainerConfig:
     return TrainerConfig(learner=learner, lines={path: _parse(text) for path, text in lines.items()})
 
 
-def _learner(lines: Mapping[str, str], problems: list[str]) -> TrainedLearner:
+def _learner(lines: Mapping[str, str], problems: list[str]) -> "TrainedLearner":
     """The learner's constants."""
+    from converter.mapping import TRAINER_CONFIG, TrainedLearner
+
     reading = _Reading(lines, problems)
     reading.read()
     problems = [f"{TRAINER_CONFIG}: {problem}" for problem in reading.problems]
@@ -137,6 +144,8 @@ def _learner(lines: Mapping[str, str], problems: list[str]) -> TrainedLearner:
 
 def _places(step_directory: str) -> list[str]:
     """Where the file can be: beside `checkpoints`, or beside the step."""
+    from converter.mapping import TRAINER_CONFIG
+
     places: list[str] = []
     for directory in dict.fromkeys((step_directory, storage_of(step_directory).resolve(step_directory))):
         parent = os.path.dirname(directory)
@@ -229,6 +238,8 @@ class _Reading:
 
     def _take(self, name: str, path: str) -> None:
         """One constant, or why it is none."""
+        from converter.mapping import BOUNDS
+
         if path not in self.lines:
             self.problems.append(f"{path} is missing")
             return
@@ -240,6 +251,8 @@ class _Reading:
 
     def _read_scales(self) -> None:
         """The factors on Adam's update, or why they are not known."""
+        from converter.mapping import BOUNDS
+
         if not self._is_scaled():
             self.rules = ()
             return

@@ -12,6 +12,8 @@ from converter.cli.output_file import OutputFile
 from converter.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from converter.forward import LogitsComparison
     from converter.verification import Verification
 
@@ -55,9 +57,13 @@ with_options(verify, verify, (BITS | LOGITS | BITS | dict(inspect.signature(own_
 
 def _show_bits(context: typer.Context, result: "Verification") -> None:
     from converter.report.documents import VERIFY
-    from converter.report.verify import print_verification
 
-    show(context, VERIFY, result, print_verification)
+    def render(result: "Verification", console: "Console") -> None:
+        from converter.report.verify import print_verification
+
+        print_verification(result, console)
+
+    show(context, VERIFY, result, render)
     count = len(result.findings)
     fail_unless(result.ok, context, f"{result.destination}: verification failed with {count} findings")
 

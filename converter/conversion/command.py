@@ -2,9 +2,9 @@
 
 import shlex
 
-from converter.choices import LAYOUTS, STORES, TREES
+from converter.choices import DEFAULT_MEMORY, LAYOUTS, STORES, TREES
 from converter.conversion.conversion import Request
-from converter.planning import DEFAULT_MEMORY, Plan
+from converter.planning import Plan
 from converter.words import option_words
 
 

@@ -5,10 +5,14 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from converter.arrays import MANIFEST_NAME
 from converter.checkpoints import CONFIG_NAME, CUSTOM_METADATA, ITEMS, MARKER, RECEIPT_NAME, TREE_METADATA
-from converter.storage import Mark, ObjectStorage, has_litter_in, storage_of
+from converter.storage import Mark, has_litter_in, storage_of
+
+if TYPE_CHECKING:
+    from converter.storage import ObjectStorage
 
 MAX_BUNDLE_BYTES = 1 << 30
 
@@ -28,7 +32,7 @@ class Upload:
       mark: what the objects carry.
     """
 
-    storage: ObjectStorage
+    storage: "ObjectStorage"
     destination: str
     step: str
     work_area: str

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from converter.choices import DEFAULT_MEMORY
 from converter.evidence.configuration import ConfigKey
 from converter.evidence.digests import Receipt
 from converter.forward import LogitsComparison
-from converter.planning import DEFAULT_MEMORY, PairMismatch, ParameterReport, Plan
+from converter.planning import PairMismatch, ParameterReport, Plan
 from converter.verification import Verification
 
 LOGITS_MEMORY = 4 << 30
@@ -24,7 +25,7 @@ class Request:
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       tree: the tree that became the parameters; None for the one that the checkpoint names.
-      dtype: the dtype that weights were cast to; None where they have the source's.
+      dtype: the dtype that weights were cast to; None for the one that the receipt names, or else the source's.
       sample: the fraction of blocks to compare; None for all.
       decode: decode every chunk.
       max_memory: bytes for blocks in flight while bits are compared, and for the process while logits are computed;

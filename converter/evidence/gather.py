@@ -2,7 +2,7 @@
 
 import time
 
-from converter.checkpoints import check_pair, open_target
+from converter.checkpoints import Target, check_pair, open_target
 from converter.errors import DestinationError, SourceError, VerificationError
 from converter.evidence.commands import commands
 from converter.evidence.configuration import config_keys
@@ -10,10 +10,10 @@ from converter.evidence.digests import Receipt, read_digests
 from converter.evidence.evidence import Evidence, Request
 from converter.forward import LogitsComparison, Model, Tokens, choose_tokens, compare, open_pair
 from converter.location import locate
-from converter.planning import EvidentPlan, ParameterReport, evident_plan, make_report, pair_mismatches
-from converter.verification import verify
+from converter.planning import EvidentPlan, ParameterReport, evident_plan, pair_mismatches, report_source
+from converter.verification import verify_plan
 from converter.version import __version__
-from converter.work import Progress, peak_resident
+from converter.work import Progress, peak_resident, reuse_freed_memory
 
 
 def gather(request: Request, progress: Progress) -> Evidence:
@@ -32,6 +32,9 @@ def gather(request: Request, progress: Progress) -> Evidence:
     """
     started = time.monotonic()
     check_pair(locate(request.source, SourceError), locate(request.destination, DestinationError))
+    reuse_freed_memory()
+    # First of all what a mistyped argument would end, since the bits take longest.
+    models, problem = _models(request)
     target = open_target(request.destination)
     evident = evident_plan(
         request.source,
@@ -41,19 +44,13 @@ def gather(request: Request, progress: Progress) -> Evidence:
         tree=request.tree,
         max_memory=request.bits_memory,
         jobs=request.jobs,
-        metadata_only=True,
     )
     receipt = read_digests(target)
-    parameters = _parameters(request, evident)
-    # First of all what a mistyped argument would end, since the bits take longest.
-    models, problem = _models(request)
-    bits = verify(
-        request.source,
-        request.destination,
+    parameters = _parameters(evident, target)
+    bits = verify_plan(
+        evident,
+        target,
         progress,
-        step=request.step,
-        mapping=request.mapping,
-        tree=request.tree,
         dtype=request.dtype,
         sample=request.sample,
         decode=request.decode,
@@ -79,16 +76,13 @@ def gather(request: Request, progress: Progress) -> Evidence:
     )
 
 
-def _parameters(request: Request, evident: EvidentPlan) -> ParameterReport:
+def _parameters(evident: EvidentPlan, target: Target) -> ParameterReport:
     """The parameter report; of what is planned, where a leaf of the checkpoint cannot be opened."""
-    places = {"step": request.step, "mapping": request.mapping, "tree": request.tree}
     try:
-        return make_report(request.source, request.destination, **places)
+        return report_source(evident.source, target)
     except VerificationError:
         # The comparison of the bits says which leaf that is, and why.
-        match = evident.source.match
-        places["tree"] = evident.plan.tree
-        return make_report(request.source, **places, options=match.options, layout=match.target_layout)
+        return report_source(evident.source, None)
 
 
 def _models(request: Request) -> tuple[tuple[Model, Model, Tokens] | None, str]:

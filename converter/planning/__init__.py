@@ -4,7 +4,6 @@ from converter.planning.evident import EvidentPlan, evident_plan
 from converter.planning.fidelity import PairMismatch, Remedies, pair_mismatches, scale_mismatches
 from converter.planning.launchers import read_share
 from converter.planning.options import (
-    DEFAULT_MEMORY,
     DOWNLOAD,
     IN_STORE,
     JOBS,
@@ -13,7 +12,7 @@ from converter.planning.options import (
     Options,
     transfer_between,
 )
-from converter.planning.parameters import ParameterReport, ParameterRow, make_report
+from converter.planning.parameters import ParameterReport, ParameterRow, make_report, report_source
 from converter.planning.plan import COPIERS, Plan, Task, make_plan
 from converter.planning.qk_norm import fitted_scales
 from converter.planning.routes import LINK, REWRITE, Route, choose_route
@@ -32,7 +31,6 @@ from converter.planning.traffic import Traffic, estimate_traffic
 
 __all__ = [
     "COPIERS",
-    "DEFAULT_MEMORY",
     "DOWNLOAD",
     "IN_STORE",
     "JOBS",
@@ -71,6 +69,7 @@ __all__ = [
     "pair_mismatches",
     "portion_of",
     "read_share",
+    "report_source",
     "scale_mismatches",
     "transfer_between",
 ]

@@ -39,7 +39,6 @@ def evident_plan(
     tree: str | None,
     max_memory: int,
     jobs: int,
-    metadata_only: bool = False,
 ) -> EvidentPlan:
     """Plans what a checkpoint should hold, from the source's metadata and what the checkpoint says of itself.
 
@@ -51,7 +50,6 @@ def evident_plan(
       tree: the tree that became the parameters; None for the one that the checkpoint names.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
-      metadata_only: do not look for the source's chunk files.
 
     Raises:
       SourceError: the source cannot be read.
@@ -63,7 +61,6 @@ def evident_plan(
         source,
         step=step,
         mapping=mapping,
-        metadata_only=metadata_only,
         tree=chosen_tree(tree, made, target.root),
         optimizer=OPTIMIZERS.get(made.optimizer),
         force=True,  # what was converted is looked at as it is

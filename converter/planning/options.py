@@ -3,11 +3,19 @@
 from dataclasses import dataclass
 
 from converter.checkpoints import ADAMW, OPTIMIZERS, REFUSED_OPTIMIZERS, Optimizer
-from converter.choices import COMPRESSORS, LAYOUTS, NO_COMPRESSION, SERVING_DTYPES, STORES, TREES, UNSCANNED, ZSTD
+from converter.choices import (
+    COMPRESSORS,
+    DEFAULT_MEMORY,
+    LAYOUTS,
+    NO_COMPRESSION,
+    SERVING_DTYPES,
+    STORES,
+    TREES,
+    UNSCANNED,
+    ZSTD,
+)
 from converter.errors import UsageError
 from converter.storage import is_remote, storage_of
-
-DEFAULT_MEMORY = 1 << 30
 
 JOBS = 2
 """Blocks in flight by default; more than two bring nothing on two cores."""

@@ -1,5 +1,6 @@
 """The parameter report: which AXLearn tensor is which MaxText leaf, in shapes, words and counts. Reads no weights."""
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from converter.mapping import (
     stack_parts,
 )
 from converter.planning.relation import relation, without_layers
-from converter.planning.source import check_options, chosen_tree, evident_match, open_source
+from converter.planning.source import Source, check_options, chosen_tree, evident_match, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +185,32 @@ def make_report(
         tree=chosen_tree(tree, made, target.root if target is not None else ""),
         layout=layout or SCANNED,
     )
-    match = opened.match
     if model is not None:
-        check_model(match, find_published(tables, model)[0], model)
-    title = f"{opened.shown} (step {opened.checkpoint.step})"
-    known = read_model(match, opened.trained.lines).values if opened.trained is not None else {}
+        check_model(opened.match, find_published(tables, model)[0], model)
+    if target is not None:
+        opened = dataclasses.replace(opened, match=evident_match(opened, target))
+        if layout is not None and layout != opened.match.target_layout:
+            raise UsageError(f"--layout {layout}: {target.root} is {opened.match.target_layout}; drop --layout")
+    return report_source(opened, target)
+
+
+def report_source(source: Source, target: Target | None) -> ParameterReport:
+    """Makes the report of an opened source.
+
+    Args:
+      source: the source, with the options and the layout of the checkpoint, where there is one.
+      target: the MaxText checkpoint to look at; None for the planned result.
+
+    Raises:
+      VerificationError: a leaf of the checkpoint cannot be opened.
+    """
+    match = source.match
+    title = f"{source.shown} (step {source.checkpoint.step})"
+    known = read_model(match, source.trained.lines).values if source.trained is not None else {}
     if target is None:
-        return report(match, match.shapes, title, known=known, notes=opened.notes)
-    match = evident_match(opened, target)
-    if layout is not None and layout != match.target_layout:
-        raise UsageError(f"--layout {layout}: {target.root} is {match.target_layout}; drop --layout")
+        return report(match, match.shapes, title, known=known, notes=source.notes)
     found, known = _found_shapes(target, match), {**known, **recorded_settings(target.custom)}
-    return report(match, match.shapes, title, destination=target.root, found=found, known=known, notes=opened.notes)
+    return report(match, match.shapes, title, destination=target.root, found=found, known=known, notes=source.notes)
 
 
 def _found_shapes(target: Target, match: Match) -> dict[str, Shape]:

@@ -1,16 +1,18 @@
 """Verification, parameter report and inspection as tables and Markdown. Holds no decisions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from converter.checkpoints import Inspection
-from converter.planning import ParameterReport, ParameterRow
 from converter.report.console import shape_text
 from converter.report.layout import Column, Row, print_rows, side_by_side
 from converter.report.markdown import code, table, words
 from converter.verification import Verification
 from converter.words import format_size, printable
+
+if TYPE_CHECKING:
+    from converter.planning import ParameterReport, ParameterRow
 
 MAX_SHOWN = 50
 """Findings that a terminal shows; JSON has all of them."""
@@ -63,7 +65,7 @@ def print_verification(result: Verification, console: Console) -> None:
     )
 
 
-def print_parameters(report: ParameterReport, console: Console) -> None:
+def print_parameters(report: "ParameterReport", console: Console) -> None:
     """The report as a table, a group at a time, then the totals."""
     rows: list[Row] = []
     group = ""
@@ -79,14 +81,14 @@ def print_parameters(report: ParameterReport, console: Console) -> None:
         console.print(f"{name:<20} {value}")
 
 
-def print_markdown(report: ParameterReport, console: Console) -> None:
+def print_markdown(report: "ParameterReport", console: Console) -> None:
     """The report as Markdown, for a pull request."""
     lines = [f"## {words(_heading(report))}", "", *parameter_lines(report), "### totals", ""]
     lines += table(("", ""), [(words(name), words(value)) for name, value in _total_lines(report)])
     console.out("\n".join(lines[:-1]), highlight=False)
 
 
-def parameter_lines(report: ParameterReport) -> list[str]:
+def parameter_lines(report: "ParameterReport") -> list[str]:
     """The rows as Markdown, a table for each group."""
     lines: list[str] = []
     for group in dict.fromkeys(row.group for row in report.rows):
@@ -113,12 +115,12 @@ def print_inspection(found: Inspection, console: Console) -> None:
         print_rows(console, ARRAY_COLUMNS, rows)
 
 
-def _heading(report: ParameterReport) -> str:
+def _heading(report: "ParameterReport") -> str:
     text = f"Parameters of {report.title}, mapping '{report.table}'"
     return f"{text}, as found in {report.destination}" if report.destination else f"{text}, as planned"
 
 
-def _cells(row: ParameterRow) -> list[tuple[str, ...]]:
+def _cells(row: "ParameterRow") -> list[tuple[str, ...]]:
     """The lines of a row: one for each source or target, whichever are more."""
     sources = list(zip(row.sources, map(shape_text, row.source_shapes), strict=True))
     targets = [(path, found_shape(row, number)) for number, path in enumerate(row.targets)]
@@ -126,7 +128,7 @@ def _cells(row: ParameterRow) -> list[tuple[str, ...]]:
     return side_by_side(sources, targets, [(words, f"{row.target_parameters:,}")])
 
 
-def found_shape(row: ParameterRow, number: int) -> str:
+def found_shape(row: "ParameterRow", number: int) -> str:
     """A leaf's shape as planned, and what was found where that is another one."""
     planned = shape_text(row.target_shapes[number])
     if not row.found_shapes or row.found_shapes[number] == row.target_shapes[number]:
@@ -135,7 +137,7 @@ def found_shape(row: ParameterRow, number: int) -> str:
     return f"{'missing' if found is None else shape_text(found)} (expected {planned})"
 
 
-def _total_lines(report: ParameterReport) -> list[tuple[str, str]]:
+def _total_lines(report: "ParameterReport") -> list[tuple[str, str]]:
     lines = [("AXLearn", f"{report.source_total:,}"), ("MaxText", f"{report.target_total:,}")]
     if report.added_total:
         lines.append(("of these copied", f"{report.added_total:,}"))

@@ -1,5 +1,7 @@
 """Where bytes live: the `Storage` protocol, local file systems behind it, litter, and errors of writing."""
 
+from typing import TYPE_CHECKING
+
 from converter.storage.base import (
     CONTENT_SUM,
     CONVERSION,
@@ -28,9 +30,11 @@ from converter.storage.reading import (
     store_errors,
 )
 from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
-from converter.storage.remote import ObjectStorage
 from converter.storage.shared import SharedFiles, claim
 from converter.storage.write_errors import free_text, write_error
+
+if TYPE_CHECKING:
+    from converter.storage.remote import ObjectStorage
 
 __all__ = [
     "CONTENT_SUM",

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
@@ -24,15 +24,16 @@ from converter.checkpoints import (
     check_alone,
     check_receipt,
     file_digest,
+    is_as_committed,
     is_fitting,
     open_target,
     orbax_problems,
     read_receipt,
     read_records,
 )
+from converter.choices import DEFAULT_MEMORY
 from converter.errors import DestinationError, VerificationError
 from converter.location import locate
-from converter.planning import DEFAULT_MEMORY, Load, Share, divide
 from converter.storage import find_litter, has_litter_in, storage_of
 from converter.verification.metadata import edit_findings, metadata_findings
 from converter.verification.result import Finding, FirstFaults, Verification
@@ -40,11 +41,14 @@ from converter.verification.sums import CRC_BYTES, chunk_sum, pin
 from converter.words import budget_too_small
 from converter.work import ByteBudget, Progress, peak_resident, reuse_freed_memory, run_units
 
+if TYPE_CHECKING:
+    from converter.planning import Share
+
 CHUNK_COPIES = 4
 """Bytes held for each byte of a chunk: decoded, encoded, and what TensorStore takes for decoding."""
 
-READ_SIZE = 1 << 20
-"""Bytes of a chunk's file that are digested at once."""
+READ_SIZE = 1 << 18
+"""Bytes of a chunk's file that are digested at once: they stay in a core's cache."""
 
 MAX_CHUNKS = 1 << 32
 
@@ -59,7 +63,7 @@ def verify_digests(
     decode: bool = False,
     max_memory: int = DEFAULT_MEMORY,
     jobs: int = 2,
-    share: Share | None = None,
+    share: "Share | None" = None,
 ) -> Verification:
     """Checks the leaves and files of a checkpoint against the digests written by `convert`.
 
@@ -90,7 +94,7 @@ def verify_digests(
     apart = CONFIG_NAME if edits or notes else ""
     files = check_receipt(target.root, apart=apart) if is_first else ()
     receipts = [Finding("receipt", path, text) for path, text in files]
-    run = _Run(target, records, progress, max_memory, share or Share(0, 1))
+    run = _Run(target, records, progress, max_memory, share)
     try:
         # The digests say what is stored; that it decodes to what it should is in files of which the receipt knows.
         run.check(jobs, decode=decode or bool(receipts))
@@ -99,7 +103,7 @@ def verify_digests(
     findings = [*run.findings(), *receipts, *edits, *(metadata_findings(target, None) if is_first else ())]
     if records is None:
         findings = _lost_digests(target, findings)
-    if is_first and not findings:
+    if is_first and not findings and (decode or not is_as_committed(target, files)):
         shapes = {array.path: array.shape for array in run.arrays}
         findings += [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
     return Verification(
@@ -154,10 +158,11 @@ class _Run:
         records: dict[str, dict[str, Any]] | None,
         progress: Progress,
         max_memory: int,
-        share: Share,
+        share: "Share | None",
     ):
         self.target = target
         self.share = share
+        self.is_first = share is None or share.index == 0
         self.has_records = records is not None
         self.records = records or {}
         self.progress = progress
@@ -199,10 +204,14 @@ class _Run:
 
     def _keep_share(self) -> None:
         """Forgets the leaves of other shares: a leaf's digest is that of all its chunks. Faults are share 0's."""
+        if self.share is None:
+            return
+        from converter.planning import Load, divide
+
         loads = [Load(units=1, bytes=array.bytes) for array in self.arrays]
         own = divide(loads, self.share.count)[self.share.index].units
         self.opened = {key: opened for number, (key, opened) in enumerate(self.opened.items()) if number in own}
-        if self.share.index:
+        if not self.is_first:
             self.broken = FirstFaults()
 
     def _kind(self, key: str) -> str | None:
@@ -232,7 +241,7 @@ class _Run:
         result += [
             Finding("coverage", key.replace(".", "/"), "missing in the checkpoint")
             for key in self.records
-            if key not in names and self.share.index == 0
+            if key not in names and self.is_first
         ]
         for key, chunks in self.digests.items():
             record = self.records.get(key)
@@ -319,7 +328,7 @@ def _stored_digest(opened: OpenArray, index: tuple[int, ...]) -> int:
         return chunk_digest(index, opened.read_stored(index))
     state, path = start_chunk(index), opened.array.chunk_file(index)
     with storage_of(path).open(path) as file:
-        room = bytearray(READ_SIZE)
+        room = memoryview(bytearray(READ_SIZE))
         while count := file.readinto(room):
-            state.update(memoryview(room)[:count])
+            state.update(room[:count])
     return state.intdigest()

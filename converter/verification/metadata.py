@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.checkpoints import (
     CONFIG_NAME,
@@ -15,10 +15,12 @@ from converter.checkpoints import (
     whole_config,
 )
 from converter.errors import VerificationError
-from converter.mapping import MODEL, TRAINING, MappingTable, training_keys
 from converter.storage import storage_of
 from converter.verification.result import Finding
 from converter.words import option_flag
+
+if TYPE_CHECKING:
+    from converter.mapping import MappingTable
 
 
 def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]:
@@ -41,7 +43,7 @@ def metadata_findings(target: Target, scan_layers: bool | None) -> list[Finding]
 
 
 def config_findings(
-    target: Target, expected: Mapping[str, Any], table: MappingTable, options: Collection[str] = ()
+    target: Target, expected: Mapping[str, Any], table: "MappingTable", options: Collection[str] = ()
 ) -> tuple[list[Finding], list[str]]:
     """Compares maxtext.yml with the configuration that the weights need.
 
@@ -55,6 +57,8 @@ def config_findings(
       Findings, and notes about keys whose value is the user's choice. A checkpoint that another program wrote has no
       maxtext.yml; that is a note.
     """
+    from converter.mapping import training_keys
+
     found, problem = _read_config(target.root)
     if found is None:
         missing = f"{CONFIG_NAME}: missing, so the model configuration was not checked"
@@ -69,7 +73,7 @@ def config_findings(
     return [*findings, *_foreign_keys(found, table, options)], notes
 
 
-def _foreign_keys(found: Mapping[str, Any], table: MappingTable, options: Collection[str]) -> list[Finding]:
+def _foreign_keys(found: Mapping[str, Any], table: "MappingTable", options: Collection[str]) -> list[Finding]:
     """Keys that only weights converted with another option need."""
     return [
         _config_finding(
@@ -94,6 +98,8 @@ def edit_findings(root: str, written: Mapping[str, Any]) -> tuple[list[Finding],
     Returns:
       Findings for changed keys of the model; notes for all else: users may edit training keys.
     """
+    from converter.mapping import MODEL, TRAINING
+
     found, problem = _read_config(root)
     if found is None:
         return [_config_finding(problem or "is missing")], []

@@ -2,8 +2,10 @@
 
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from converter.planning import Share
+if TYPE_CHECKING:
+    from converter.planning import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Verification:
     seconds: float
     peak_memory: int
     paths: tuple[str, ...] = ()
-    share: Share | None = None
+    share: "Share | None" = None
 
     @property
     def ok(self) -> bool:

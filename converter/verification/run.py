@@ -3,6 +3,7 @@
 All findings are collected; the first one does not stop the run.
 """
 
+import dataclasses
 import math
 import os
 import time
@@ -11,20 +12,25 @@ from dataclasses import dataclass
 
 from converter.arrays import OpenArray
 from converter.checkpoints import (
+    CONFIG_NAME,
     STATE_PATH,
     SUMS,
     TREE_METADATA,
     Made,
     Target,
     check_pair,
+    check_receipt,
+    is_as_committed,
     open_target,
     orbax_problems,
     read_records,
+    recorded_dtype,
 )
-from converter.errors import DestinationError, SourceError, UsageError, VerificationError
+from converter.choices import DEFAULT_MEMORY
+from converter.errors import DestinationError, SourceError, VerificationError
 from converter.location import locate
 from converter.mapping import PARAMS
-from converter.planning import DEFAULT_MEMORY, Plan, Share, Source, evident_plan
+from converter.planning import EvidentPlan, Plan, Share, Source, evident_plan
 from converter.storage import storage_of
 from converter.verification.diagnosis import Diagnostician
 from converter.verification.metadata import config_findings, metadata_findings
@@ -58,7 +64,7 @@ def verify(
       step: the wanted step of the source; None for the latest.
       mapping: path of a user's own table, or None.
       tree: the tree that became the parameters; None for the one that the checkpoint names.
-      dtype: the dtype that leaves were cast to; None where they must have the source's.
+      dtype: the dtype that leaves were cast to; None for the one that the receipt names, or else the source's.
       sample: the fraction of blocks to compare; None for all.
       decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
@@ -74,13 +80,47 @@ def verify(
     """
     started = time.monotonic()
     reuse_freed_memory()
-    if sample is not None and not 0 < sample <= 1:
-        raise UsageError(f"--sample {sample}: expected a fraction above 0 and up to 1")
     check_pair(locate(source, SourceError), locate(destination, DestinationError))
     target = open_target(destination)
-    pin(target.root)
     evident = evident_plan(source, target, step=step, mapping=mapping, tree=tree, max_memory=max_memory, jobs=jobs)
+    result = verify_plan(
+        evident,
+        target,
+        progress,
+        dtype=dtype,
+        sample=sample,
+        decode=decode,
+        max_memory=max_memory,
+        jobs=jobs,
+        share=share,
+    )
+    return dataclasses.replace(result, seconds=time.monotonic() - started)
+
+
+def verify_plan(
+    evident: EvidentPlan,
+    target: Target,
+    progress: Progress,
+    *,
+    dtype: str | None,
+    sample: float | None,
+    decode: bool,
+    max_memory: int,
+    jobs: int,
+    share: Share | None = None,
+) -> Verification:
+    """Compares a checkpoint with the plan that it was evidently made by; see `verify` for the arguments.
+
+    Raises:
+      SourceError: a chunk of the source is missing or damaged.
+      VerificationError: the checkpoint cannot be listed.
+      UsageError: the memory budget is too small.
+    """
+    started = time.monotonic()
+    pin(target.root)
     opened, plan, fitted = evident.source, evident.plan, evident.fitted
+    recorded = recorded_dtype(target.root) if dtype is None else None
+    dtype = dtype or recorded
     coverage = _open_leaves(plan, target, dtype)
     values = ValueComparison(plan, coverage.arrays, fitted, progress, _object_places(opened, target))
     is_first = share is None or share.index == 0
@@ -92,12 +132,12 @@ def verify(
         progress.close()
     doctor = Diagnostician(plan, coverage.arrays, max_memory)
     findings = _value_findings(values, doctor)
-    notes = [*_tree_notes(plan, evident.made), *_fit_notes(fitted)]
+    notes = [*_tree_notes(plan, evident.made), *_fit_notes(fitted), *_cast_notes(recorded)]
     if is_first:
         config, config_notes = config_findings(target, plan.config, opened.match.table, plan.options.table)
         findings = [*coverage.findings, *findings, *_metadata_findings(plan, target), *config]
         notes += [*coverage.notes, *config_notes]
-        findings += _orbax_findings(target, coverage, findings)
+        findings += _orbax_findings(target, coverage, findings, decode=decode)
     compared = {
         path: comparison.compared
         for path, comparison in values.comparisons.items()
@@ -128,13 +168,17 @@ def _metadata_findings(plan: Plan, target: Target) -> list[Finding]:
     return [*_structure_findings(plan, target), *metadata_findings(target, bool(plan.config["scan_layers"]))]
 
 
-def _orbax_findings(target: Target, coverage: "_Coverage", findings: Sequence[Finding]) -> list[Finding]:
-    """What Orbax says of the checkpoint.
+def _orbax_findings(
+    target: Target, coverage: "_Coverage", findings: Sequence[Finding], *, decode: bool
+) -> list[Finding]:
+    """What Orbax says of the checkpoint, where it may not have seen the metadata as it is: to load it takes longest.
 
     It reads all leaves at once, and leaves its threads behind where one cannot be opened: that is known already.
     """
     unopened = any(finding.check == "chunks" for finding in coverage.findings)
     if unopened or any(finding.check == "metadata" for finding in findings):
+        return []
+    if not decode and is_as_committed(target, check_receipt(target.root, apart=CONFIG_NAME)):
         return []
     shapes = {path: opened.array.shape for path, opened in coverage.arrays.items()}
     return [Finding("metadata", TREE_METADATA, line) for line in orbax_problems(target, shapes)]
@@ -184,6 +228,11 @@ def _fit_notes(fitted: Collection[str]) -> tuple[str, ...]:
     """A note where the checkpoint says that values were fitted; what they should be is computed from the source."""
     text = f"made with --qk-norm fit: {len(fitted)} q/k norm scales are compared with the fit, not with AXLearn's"
     return (text,) if fitted else ()
+
+
+def _cast_notes(recorded: str | None) -> tuple[str, ...]:
+    """A note where nothing but the receipt says that values were cast."""
+    return (f"made with --dtype {recorded}: compared with AXLearn's values, rounded to it",) if recorded else ()
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from converter.mapping import COPY
 from converter.planning import Task
 from converter.storage import RESIDUE, Reader, ReadError, storage_of
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 """Bytes of each side that are compared at once: both stay in a core's cache."""
 
-MEMORY = 4 * PIECE
+MEMORY = 4 << 20
 """Bytes that comparing a chunk takes where both sides are files of their own."""
 
 
@@ -254,15 +254,18 @@ def _same_bytes(chunk: Reader, found: Reader, source: Array, where: str) -> bool
     if not says_its_size(source, chunk, where):
         return False  # only decoding shows it
     check = None if source.compressor is None else FrameCheck(source.chunk_bytes, where)
-    ours, theirs = np.empty(PIECE, np.uint8), np.empty(PIECE, np.uint8)
+    ours, theirs = bytearray(PIECE), bytearray(PIECE)
+    here, there = memoryview(ours), memoryview(theirs)
     same, checksum = found.size() == chunk.size() + CRC_BYTES, 0
     while count := chunk.readinto(ours):
-        piece, other = ours[:count], theirs[:count]
+        piece = here[:count]
         if check:
             check.feed(piece)
         if same:
-            same = _fill(found, other.data) == count and np.array_equal(piece, other)
-            checksum = crc32c(piece.data, checksum)
+            # Of two bytearrays Python compares the memory, of views the items.
+            same = _fill(found, there[:count]) == count
+            same = same and (ours == theirs if count == PIECE else ours[:count] == theirs[:count])
+            checksum = crc32c(piece, checksum)
     if check:
         check.finish()
     return same and _tail(found) == checksum.to_bytes(CRC_BYTES, "little")

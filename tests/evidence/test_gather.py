@@ -1,6 +1,7 @@
 """The evidence of checkpoints: what is gathered, what speaks against damaged ones, and that its commands work."""
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from converter import gather_evidence
 from converter.evidence import Evidence
 from converter.report.proofs import Shown, proofs
+from converter.storage.local import LocalStorage
 from tests.conftest import AXLEARN, Cli
 
 PAIR = AXLEARN / "micro-hybrid-qkpair"
@@ -50,6 +52,23 @@ def test_a_sound_checkpoint(checkpoint: Path) -> None:
     assert origins(evidence)["head_dim"] == "solved from the tensors"
     assert not [key for key in evidence.configuration if key.problem]
     assert all(not entry.product for entry in evidence.mismatches)
+
+
+@pytest.mark.parametrize(("logits", "times"), [(False, 1), (True, 2)])
+def test_metadata_is_read_once(logits: bool, times: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the models of the logits, which are opened apart: they know their tensors by role."""
+    names: list[str] = []
+    read = LocalStorage.read
+
+    def count(self: LocalStorage, name: str, limit: int) -> bytes:
+        names.append(os.path.basename(name))
+        return read(self, name, limit)
+
+    monkeypatch.setattr(LocalStorage, "read", count)
+    assert gather_evidence(PAIR, checkpoint, logits=logits).passed
+    assert (names.count("index"), names.count(".zarray")) == (times, 23 * times)
+    # Of the models, both look at what the destination was made with.
+    assert names.count("_METADATA") == 1 + 2 * logits
 
 
 def test_the_commands_do_what_they_say(checkpoint: Path, tmp_path: Path, in_process: Cli) -> None:
@@ -150,8 +169,8 @@ def test_a_training_state_and_a_cast(tmp_path: Path, in_process: Cli) -> None:
     assert shlex.split(evidence.commands[0].line)[-3:] == ["--state", "--optimizer", "adamw"]
     assert states(evidence)["Stock MaxText"] == "caution"
     assert in_process("convert", PAIR, tmp_path / "cast", "--dtype", "bfloat16").code == 0
-    assert not gather_evidence(PAIR, tmp_path / "cast").passed
-    cast = gather_evidence(PAIR, tmp_path / "cast", dtype="bfloat16")
+    assert not gather_evidence(PAIR, tmp_path / "cast", dtype="float16").passed
+    cast = gather_evidence(PAIR, tmp_path / "cast")
     assert cast.passed
     assert "cast to bfloat16" in Shown(evidence=cast).summary
     assert "--dtype bfloat16" in cast.commands[0].line

@@ -21,9 +21,10 @@ LISTED = "import converter, os; [print(os.path.join(d, f)) for d, _, fs in os.wa
 
 
 def files_of_the_project() -> set[str]:
-    """The modules and tables, by their places in the installed package."""
+    """The modules, tables and files of the page, by their places in the installed package."""
     modules = {str(path.relative_to(ROOT / "converter")) for path in (ROOT / "converter").rglob("*.py")}
-    return modules | {"py.typed"} | {f"mappings/{path.name}" for path in (ROOT / "mappings").glob("*.toml")}
+    page = {str(path.relative_to(ROOT / "converter")) for path in (ROOT / "converter/report/page_files").iterdir()}
+    return modules | page | {"py.typed"} | {f"mappings/{path.name}" for path in (ROOT / "mappings").glob("*.toml")}
 
 
 def version_of_the_project() -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from converter import gather_evidence
 from converter.conversion.run import Request, convert
 from converter.planning.options import Options
 from converter.report.documents import DOCUMENTS
@@ -126,3 +127,34 @@ def test_a_finite_value_in_place_of_an_overflow_is_another_value(tmp_path: Path)
         "inf",
         "65504.0",
     )
+
+
+def test_the_receipt_names_the_dtype(tmp_path: Path, in_process: Cli) -> None:
+    source, checkpoint = AXLEARN / "micro-hybrid", tmp_path / "out"
+    convert(Request(str(source), str(checkpoint), Options(dtype="bfloat16")), Silent())
+    result, given = compared(source, checkpoint, None), compared(source, checkpoint, "bfloat16")
+    assert (result.ok, result.cast) == (True, given.cast)
+    note = "made with --dtype bfloat16: compared with AXLearn's values, rounded to it"
+    assert (result.notes, given.notes) == ((note,), ())
+    assert note in in_process("verify", source, checkpoint).out
+    assert gather_evidence(source, checkpoint).passed
+    # A contradiction is a finding at every leaf.
+    assert {finding.check for finding in compared(source, checkpoint, "float16").findings} == {"dtype"}
+    # Without the receipt only the user knows.
+    (checkpoint / "ax2mt.json").unlink()
+    findings = compared(source, checkpoint, None).findings
+    assert {finding.check for finding in findings} == {"dtype"}
+    assert findings[0].message.endswith("is bfloat16, expected float32; if it was cast, pass --dtype bfloat16")
+    assert compared(source, checkpoint, "bfloat16").ok
+
+
+def test_a_receipt_that_names_a_dtype_proves_no_rounding(tmp_path: Path) -> None:
+    """A leaf that was rounded otherwise is a finding, whoever says that it was cast."""
+    source, checkpoint = AXLEARN / "micro-hybrid", tmp_path / "out"
+    convert(Request(str(source), str(checkpoint), Options(dtype="bfloat16")), Silent())
+    directory = checkpoint / "0" / "items" / LEAF.replace("/", ".")
+    store = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{directory}/"}}).result()
+    values = store.read().result()
+    store.write(np.nextafter(values, np.array(9, values.dtype))).result()
+    (finding,) = compared(source, checkpoint, None).findings
+    assert (finding.check, finding.place) == ("values", LEAF)
