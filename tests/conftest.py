@@ -114,7 +114,18 @@ def golden() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def nearby(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Copies a checkpoint once to the file system on which tests write, so that it can be linked to."""
+
+    @cache
+    def copy(source: Path) -> Path:
+        return Path(shutil.copytree(source, tmp_path_factory.mktemp("nearby") / source.name))
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory, nearby: Callable[[Path], Path]) -> Callable[..., Path]:
     """Converts a golden once a session, with the given options and settings; shared, so it must not be changed."""
     from converter.conversion.run import Request, convert
     from converter.planning.options import Options
@@ -123,16 +134,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     done: dict[tuple[str, Options, tuple[str, ...]], Path] = {}
 
-    @cache
-    def copied(name: str) -> Path:
-        """A golden on the file system of the tests, for links to it."""
-        return Path(shutil.copytree(AXLEARN / name, tmp_path_factory.mktemp("golden") / name))
-
     def run(name: str, *, settings: tuple[str, ...] = (), **options: Any) -> Path:
         key = (name, make_options(**options), settings)
         if key not in done:
             target = tmp_path_factory.mktemp("converted") / "out"
-            source = copied(name) if key[1].link else AXLEARN / name
+            source = nearby(AXLEARN / name) if key[1].link else AXLEARN / name
             convert(Request(str(source), str(target), key[1], settings=settings), Silent())
             done[key] = target
         return done[key]

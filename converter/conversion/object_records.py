@@ -5,10 +5,13 @@ writes that was suspended until its conversion was done, or given up, counts for
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from converter.conversion.shares import MAX_RECORD_BYTES, DoneShare, decode, record_name, shares_in
 from converter.planning import Portion, Share
-from converter.storage import ObjectStorage
+
+if TYPE_CHECKING:
+    from converter.storage import ObjectStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class ObjectRecords:
       directory: the URL that they are below.
     """
 
-    storage: ObjectStorage
+    storage: "ObjectStorage"
     directory: str
 
     def write(self, portion: Portion) -> None:

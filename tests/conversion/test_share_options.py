@@ -1,5 +1,6 @@
 """`--process` beside each other option of `convert`: the bits of one process, or a refusal in one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def test_each_option_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_the_bits_of_one_process(case: str, tmp_path: Path) -> None:
-    source, options = SHARED[case]
+def test_the_bits_of_one_process(case: str, tmp_path: Path, nearby: Callable[[Path], Path]) -> None:
+    golden, options = SHARED[case]
+    source = nearby(golden)
     alone, shared = (Place(str(source), str(tmp_path / name)) for name in ("alone", "shared"))
     convert(source, alone.target, **options)
     assert not convert(source, shared.target, process="1/2", **options).finished

@@ -39,8 +39,10 @@ def tree_metadata(checkpoint: Path, step: int = STEP) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: "-".join(map(str, route.values())))
-def test_equals_the_state_made_by_hand(route: dict[str, Any], tmp_path: Path, newest_orbax: Restorer) -> None:
-    done = run(SOURCE, tmp_path / "out", state=True, **route)
+def test_equals_the_state_made_by_hand(
+    route: dict[str, Any], tmp_path: Path, newest_orbax: Restorer, nearby: Callable[[Path], Path]
+) -> None:
+    done = run(nearby(SOURCE), tmp_path / "out", state=True, **route)
     expected = newest_orbax.restore(GOLDEN / "maxtext", step=STEP, plain=False)
     assert len(expected) == 84
     # Past the warm-up the schedule's count is the step; the golden has the other form, one ahead of it.
@@ -335,15 +337,18 @@ def test_options_that_contradict_each_other(pair: str, command: str, tmp_path: P
     ],
     ids=lambda options: options[0],
 )  # fmt: skip
-def test_options_that_go_with_the_state(options: tuple[str, ...], tmp_path: Path, in_process: Cli) -> None:
-    done = in_process("convert", SOURCE, tmp_path / "out", "--state", "--json", *options)
+def test_options_that_go_with_the_state(
+    options: tuple[str, ...], tmp_path: Path, in_process: Cli, nearby: Callable[[Path], Path]
+) -> None:
+    source = nearby(SOURCE)
+    done = in_process("convert", source, tmp_path / "out", "--state", "--json", *options)
     assert done.code == 0, done.out
     jsonschema.validate(done.document, DOCUMENTS["convert"].schema)
     assert [tree["name"] for tree in done.document["trees"]] == ["params", "mu", "nu"]
     assert done.document["state"]["step"] == 20
     assert done.document["directory"] == "19/items"
     mapping = options if options[0] == "--mapping" else ()
-    assert in_process("verify", SOURCE, tmp_path / "out", *mapping, "-q").code == 0
+    assert in_process("verify", source, tmp_path / "out", *mapping, "-q").code == 0
 
 
 def test_overwrite_and_fresh_with_the_state(tmp_path: Path, in_process: Cli) -> None:
