@@ -15,6 +15,7 @@ from converter.forward.run import logits, open_model
 from converter.forward.tokens import read_tokens
 from converter.work import Silent
 from tests.conftest import AXLEARN
+from tests.helpers.arrays import read_npz
 from tests.helpers.conversion import make_options
 from tests.helpers.families import FAMILIES, golden
 
@@ -58,7 +59,7 @@ def computed(path: Path, name: str, work: Path, **options) -> np.ndarray:
     """Our logits of a checkpoint, for the tokens of a golden."""
     tokens = read_tokens(str(AXLEARN / name / "logits.npz"), golden(name).shape[-1])
     logits(open_model(str(path), **options), tokens, str(work / "logits.npz"), 4 << 30, Silent())
-    return np.load(work / "logits.npz")["logits"]
+    return read_npz(work / "logits.npz")["logits"]
 
 
 def difference(found: np.ndarray, name: str) -> float:

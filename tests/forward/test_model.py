@@ -20,6 +20,7 @@ from converter.mapping.file import find_mapping
 from converter.mapping.settings import converted_keys, source_arithmetic
 from converter.planning.source import open_source
 from tests.conftest import Cli
+from tests.helpers.arrays import read_npz
 from tests.helpers.axlearn_checkpoint import dimensions, envy_tensors, write_checkpoint
 from tests.helpers.envy_float64 import reference_logits
 
@@ -110,7 +111,7 @@ def keep(seen: dict[str, np.ndarray]):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("after", [True, False])
 def test_maxtext_logits(name, tied, after):
-    golden = np.load(DATA / "maxtext" / name / "logits.npz")
+    golden = read_npz(DATA / "maxtext" / name / "logits.npz")
     place = DATA / "maxtext" / name / ("scanned" if tied else "scanned-untied")
     model = open_model(str(place), norm_after_rope=after)
     assert (model.kind, model.semantics.tied, model.semantics.norm_after_rope) == ("MaxText", tied, after)

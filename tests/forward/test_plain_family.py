@@ -15,6 +15,7 @@ from converter.forward.tokens import built_in
 from converter.mapping.bundled import table_path
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
+from tests.helpers.arrays import read_npz
 from tests.helpers.axlearn_checkpoint import write_checkpoint
 from tests.helpers.conversion import make_options
 from tests.helpers.maxtext_checkpoint import unscanned, write_maxtext
@@ -52,7 +53,7 @@ def computed(path: Path, table: Path, out: Path, **options: Any) -> tuple[np.nda
     """Ids, logits and notes of a checkpoint."""
     model = open_model(str(path), mapping=str(table), **options)
     logits(model, built_in(model.weights.vocabulary, 40), str(out), 4 << 30, Silent())
-    file = np.load(out)
+    file = read_npz(out)
     return file["input_ids"][0], file["logits"][0], model.weights.notes
 
 

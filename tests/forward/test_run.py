@@ -13,6 +13,7 @@ from converter.forward.run import open_model
 from converter.forward.semantics import read_config
 from converter.forward.tokens import BUILT_IN_LENGTH, built_in, read_tokens
 from converter.mapping.bundled import table_path
+from tests.helpers.arrays import read_npz
 
 DATA = Path(__file__).parents[1] / "data"
 SOURCE = str(DATA / "axlearn" / "micro-hybrid")
@@ -20,10 +21,10 @@ CONVERTED = str(DATA / "maxtext" / "micro-hybrid" / "scanned")
 
 
 def test_npz_holds_the_golden_logits(tmp_path):
-    golden = np.load(f"{SOURCE}/logits.npz")
+    golden = read_npz(f"{SOURCE}/logits.npz")
     out = tmp_path / "x.npz"
     assert cli(["logits", SOURCE, "--tokens", f"{SOURCE}/logits.npz", "--out", str(out)]) == 0
-    found = np.load(out)
+    found = read_npz(out)
     np.testing.assert_array_equal(found["input_ids"], golden["input_ids"])
     np.testing.assert_allclose(found["logits"], golden["logits"], rtol=0, atol=1e-5)
     assert os.listdir(tmp_path) == ["x.npz"]
@@ -33,7 +34,7 @@ def test_jsonl_holds_the_same_float32_as_npz(tmp_path):
     for name in ("x.npz", "x.jsonl"):
         assert cli(["logits", SOURCE, "--tokens", f"{SOURCE}/logits.npz", "--out", str(tmp_path / name)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
-    found = np.load(tmp_path / "x.npz")
+    found = read_npz(tmp_path / "x.npz")
     np.testing.assert_array_equal([line["tokens"] for line in lines], found["input_ids"])
     np.testing.assert_array_equal(np.array([line["logits"] for line in lines], np.float32), found["logits"])
 

@@ -1,8 +1,10 @@
-"""Arrays of zarr v2, as AXLearn's metadata describes them."""
+"""Arrays of zarr v2, as AXLearn's metadata describes them, and those of .npz files."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from converter.arrays.array import Array
 from converter.arrays.encoding import Encoding
@@ -30,3 +32,9 @@ def zarr2_array(
         encoding=Encoding(zarr_format=2, order=order, compressor=compressor),
         directory=str(directory),
     )
+
+
+def read_npz(file: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of a file; `np.load` alone leaves it open."""
+    with np.load(file) as arrays:
+        return dict(arrays)

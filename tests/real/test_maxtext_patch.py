@@ -17,6 +17,7 @@ from converter.planning.options import Options
 from converter.work import Silent
 from tests.conftest import AXLEARN
 from tests.helpers import environments
+from tests.helpers.arrays import read_npz
 from tests.helpers.conversion import make_options
 
 pytestmark = [pytest.mark.maxtext, pytest.mark.timeout(1800)]
@@ -52,7 +53,7 @@ def work(maxtext_python: str, tied: Path) -> Path:
     """Where the one process with the real MaxText left what it found."""
     interleaved = tied.parent / "interleaved"
     convert(Request(str(AXLEARN / "micro-hybrid"), str(interleaved), make_options(rope="interleaved")), Silent())
-    np.save(tied.parent / "ids.npy", np.load(AXLEARN / "micro-hybrid" / "logits.npz")["input_ids"])
+    np.save(tied.parent / "ids.npy", read_npz(AXLEARN / "micro-hybrid" / "logits.npz")["input_ids"])
     done = subprocess.run(
         [maxtext_python, str(HELPER), str(environments.ROOT), str(tied.parent), str(tied), str(interleaved)],
         capture_output=True, text=True, cwd=tied.parent, check=False,
@@ -69,7 +70,7 @@ def findings(work: Path) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("checkpoint", ["tied", "interleaved"])
 def test_tied_logits_are_those_of_axlearn(checkpoint: str, work: Path) -> None:
-    expected = np.load(AXLEARN / "micro-hybrid" / "logits.npz")["logits"]
+    expected = read_npz(AXLEARN / "micro-hybrid" / "logits.npz")["logits"]
     with np.load(work / f"{checkpoint}.npz") as found:
         assert set(found.files) == {"load_params_from_path", "from_pretrained"}
         for loader in found.files:

@@ -12,6 +12,7 @@ from converter.verification import verify, verify_digests
 from converter.verification.result import Verification
 from converter.work import Silent
 from tests.conftest import AXLEARN, DATA, Cli
+from tests.helpers.arrays import read_npz
 from tests.helpers.conversion import run
 
 SOURCE = DATA / "training" / "micro-envy" / "axlearn"
@@ -218,7 +219,7 @@ def test_logits_and_parameters_of_the_average(average: Path, in_process: Cli, tm
     for tree in ("params", "ema"):
         out = tmp_path / f"{tree}.npz"
         assert in_process("logits", EMA, "--tree", tree, "--tokens", tokens, "--out", out, "-q").code == 0
-        found[tree] = np.load(out)["logits"]
+        found[tree] = read_npz(out)["logits"]
     assert not np.array_equal(found["params"], found["ema"])
     done = in_process("logits", average, "--tree", "ema")
     assert done.code == 2

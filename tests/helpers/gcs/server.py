@@ -86,25 +86,29 @@ class _Handler(BaseHTTPRequestHandler):
         if ending and ending.kind == "lost":
             self._hang_up()
             return
-        count = self._send(reply, ending.after if ending else None)
+        limit = ending.after if ending else None
         if call and reply.content:
-            api.counters.bytes(api.counters.sent, call.place, count)
+            # Before they are: whoever has the answer may look at the counters.
+            api.counters.bytes(api.counters.sent, call.place, len(self._content(reply, limit)))
+        self._send(reply, limit)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_any
 
-    def _send(self, reply: Reply, limit: int | None = None) -> int:
-        """Writes the answer, or only `limit` bytes of its body and no more; returns how many."""
+    def _content(self, reply: Reply, limit: int | None) -> memoryview:
+        """The body as far as it is sent."""
+        return memoryview(b"" if self.command == "HEAD" or reply.status in (204, 304) else reply.body)[:limit]
+
+    def _send(self, reply: Reply, limit: int | None = None) -> None:
+        """Writes the answer, or only `limit` bytes of its body and no more."""
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)
         if reply.status not in (204, 304):
             self.send_header("Content-Length", str(len(reply.body)))
         self.end_headers()
-        body = b"" if self.command == "HEAD" or reply.status in (204, 304) else memoryview(reply.body)[:limit]
-        self.wfile.write(body)
+        self.wfile.write(self._content(reply, limit))
         if limit is not None:
             self._hang_up()
-        return len(body)
 
     def _hang_up(self) -> None:
         self.close_connection = True
