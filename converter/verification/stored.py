@@ -34,8 +34,8 @@ from converter.mapping import COPY
 from converter.planning import Task
 from converter.storage import RESIDUE, Reader, ReadError, storage_of
 
-PIECE = 1 << 18
-"""Bytes of each side that are compared at once: both stay in a core's cache."""
+PIECE = 1 << 19
+"""Bytes of each side that are compared at once: larger pieces leave the caches, smaller ones take more calls."""
 
 MEMORY = 4 << 20
 """Bytes that comparing a chunk takes where both sides are files of their own."""
