@@ -89,4 +89,4 @@ torture: $(VENV)/ready
 	AX2MT_FUZZ=100 $(BIN)/python -m pytest tests/faults/test_fuzz.py -n 2 --timeout=0 --basetemp=build/torture/fuzz
 
 clean:
-	rm -rf $(VENV) .venv-maxtext .venv-orbax build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-maxtext .venv-orbax .venv-beam build .pytest_cache .ruff_cache .hypothesis

@@ -38,13 +38,12 @@ def _room_of_container(cgroup: Path) -> int:
     return 1 << 62
 
 
-def main() -> None:
-    """Prints the directory; pytest makes it, and removes what was in it."""
+def place(name: str = "tests") -> Path:
+    """A directory of this process's own; pytest makes it, and whoever asked for it removes it."""
     if os.access(MEMORY, os.W_OK) and room() >= ROOM:
-        print(MEMORY / f"ax2mt-tests-{os.getuid()}-{os.getpid()}")
-    else:
-        print(ROOT / "build" / "tests")
+        return MEMORY / f"ax2mt-{name}-{os.getuid()}-{os.getpid()}"
+    return ROOT / "build" / name
 
 
 if __name__ == "__main__":
-    main()
+    print(place())

@@ -9,6 +9,7 @@ are skipped, loudly; with CI=true that is a failure.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import environments
+import scratch
 
 ROOT = environments.ROOT
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -79,9 +81,12 @@ def install(environment: Path, name: str, extras: Sequence[str]) -> bool:
 def test(environment: Path, tests: Sequence[str]) -> bool:
     """Runs tests; returns whether all passed."""
     python = environments.interpreter(environment)
-    base = ROOT / "build" / f"tests-{environment.name}"
+    base = scratch.place(f"tests-{environment.name}")
     flags = ["-n", "2", "--dist", "loadfile", f"--basetemp={base}", "-k", CHOSEN]
-    return not run(python, "-m", "pytest", *flags, *tests)
+    try:
+        return not run(python, "-m", "pytest", *flags, *tests)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
 
 
 def check(name: str) -> bool | None:
