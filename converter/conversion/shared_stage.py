@@ -44,6 +44,9 @@ from converter.storage import Publication, SharedFiles, claim, read_json, storag
 
 LEAVES, COMMITS, CHECKPOINT, JOURNAL = "leaves", "commits", "checkpoint", "journal.json"
 
+TIDY_UPS = 3
+"""Tries to remove a directory that others remove, too: each meets what is gone since it looked."""
+
 
 class SharedStage(SharedWork):
     """See the module's docstring."""
@@ -306,17 +309,27 @@ class SharedStage(SharedWork):
         """Moves the work area away from all processes, and removes it; the journal goes last."""
         if not self.root:
             return ""
-        problem, gone = "", os.path.join(self._place, f"gone-{self._own}")
-        try:
-            with suppress(FileNotFoundError):
-                self._files.rename_once(self.root, gone)
-            self._local.remove(self._place)
-        except FileNotFoundError:
-            pass  # another process tidies up as well
-        except OSError as error:
-            problem = f"{error.filename}: {error.strerror}"
-        self._remove_journal(os.path.basename(self.root))
-        return problem if self._local.exists(self._place) else ""
+        name, gone = os.path.basename(self.root), os.path.join(self._place, f"gone-{self._own}")
+        with suppress(OSError):
+            self._files.rename_once(self.root, gone)
+        content = read_journal(self._journal)
+        # The place may be that of the next conversion by now: then only what is ours goes.
+        is_anothers = content is not None and content.get(SHARED) != name
+        problem = self._clear(gone if is_anothers else self._place)
+        self._remove_journal(name)
+        return problem
+
+    def _clear(self, directory: str) -> str:
+        """Removes a directory, beside others that do so as well; returns why not all of it is gone."""
+        problem = ""
+        for _ in range(TIDY_UPS):
+            if not self._local.exists(directory):
+                return ""
+            try:
+                self._local.remove(directory)
+            except OSError as error:
+                problem = f"{error.filename}: {error.strerror}"
+        return problem if self._local.exists(directory) else ""
 
     def _remove_journal(self, name: str) -> None:
         content = read_journal(self._journal)

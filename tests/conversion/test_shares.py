@@ -12,6 +12,7 @@ import pytest
 
 import converter.conversion.run as run_module
 from converter import convert
+from converter.checkpoints import orbax_commit
 from converter.conversion import Result
 from converter.conversion.object_stage import ObjectStage
 from converter.conversion.shared_stage import SharedStage
@@ -50,8 +51,10 @@ class Place:
         return {name: data for name, data in tree.items() if "/c/" in name or name[-2:] == "/c"}
 
     def left(self) -> list[str]:
-        """What there is beside the destination."""
+        """What there is beside the destination, empty directories too."""
         parent, _, name = self.target.rpartition("/")
+        if "://" not in parent:
+            return [str(path.relative_to(parent)) for path in Path(parent).glob(f"{name}.ax2mt*/**")]
         return [one for one in self.tree(parent) if one.startswith(f"{name}.ax2mt")]
 
 
@@ -247,25 +250,53 @@ def test_a_process_that_is_held_up_before_its_first_step(
     assert_whole(local, expected, in_process)
 
 
-@pytest.mark.parametrize("moment", ["finish", "commit"])
+@pytest.mark.parametrize("moment", ["finish", "commit", "saved"])
 def test_two_that_commit(
     place: Place, moment: str, expected: dict[str, bytes], in_process: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process finds all whole, and another one commits before it does, or while it does."""
-    original = getattr(run_module, moment)
+    module, name = (orbax_commit, "_save") if moment == "saved" else (run_module, moment)
+    original = getattr(module, name)
 
     def meanwhile(*arguments: Any) -> None:
-        monkeypatch.setattr(run_module, moment, original)
+        monkeypatch.setattr(module, name, original)
         if moment == "finish":
             original(*arguments)
         assert share(place, "0/1").finished
-        if moment == "commit":
+        if moment != "finish":
             original(*arguments)
 
     share(place, "0/2")
-    monkeypatch.setattr(run_module, moment, meanwhile)
+    monkeypatch.setattr(module, name, meanwhile)
     assert share(place, "1/2").finished
     assert_whole(place, expected, in_process)
+
+
+def test_a_late_process_leaves_the_next_conversion_alone(
+    local: Place, in_process: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = orbax_commit._save
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(orbax_commit, "_save", original)
+        assert share(local, "0/1").finished
+        with pytest.raises(KeyboardInterrupt):
+            share(local, None, rewrite=True, overwrite=True, progress=After(3, interrupt))
+        before.extend(local.left())
+        original(*arguments)
+
+    before: list[str] = []
+    share(local, "0/2")
+    monkeypatch.setattr(orbax_commit, "_save", meanwhile)
+    assert share(local, "1/2").finished
+    assert len(before) > 2
+    assert local.left() == before
+    assert share(local, None, rewrite=True, overwrite=True).resumed
+    assert local.left() == []
+    assert in_process("verify", "-q", local.target).code == 0
 
 
 def test_another_conversion_is_refused(place: Place, expected: dict[str, bytes], in_process: Cli) -> None:
