@@ -22,7 +22,7 @@ from converter.checkpoints.commit import Commit, StagedLeaf
 from converter.checkpoints.committed import check_committed
 from converter.checkpoints.names import ITEMS
 from converter.errors import DestinationError
-from converter.storage import free_text, is_litter, write_error
+from converter.storage import PART, free_text, is_litter, write_error
 
 
 def commit(work: Commit) -> None:
@@ -131,12 +131,13 @@ class _LinkHandler(ocp.type_handlers.TypeHandler):
             if hasattr(info, "await_path_creation"):
                 await info.await_path_creation()
             target = os.path.join(os.fspath(info.parent_dir), os.path.basename(value.directory))
-            shutil.copytree(value.directory, target, copy_function=_link_or_move, ignore=_litter)
+            shutil.copytree(value.directory, target, copy_function=_link_or_move, ignore=_not_ours)
         return [future.NoopFuture()]
 
 
-def _litter(_: str, names: list[str]) -> set[str]:
-    return {name for name in names if is_litter(name)}
+def _not_ours(_: str, names: list[str]) -> set[str]:
+    """Litter, and what other processes write at this moment, or wrote when they were killed."""
+    return {name for name in names if is_litter(name) or name.endswith(PART)}
 
 
 def _link_or_move(source: str, target: str) -> None:

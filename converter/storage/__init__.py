@@ -18,6 +18,7 @@ from converter.storage.base import (
     Storage,
     Writer,
 )
+from converter.storage.chunk_file import PART
 from converter.storage.litter import PROBE, has_litter_in, is_litter, litter_in, without_litter
 from converter.storage.reading import (
     find_litter,
@@ -42,6 +43,7 @@ __all__ = [
     "DANGLING",
     "DIRECTORY",
     "FILE",
+    "PART",
     "PROBE",
     "RESIDUE",
     "STORAGES",

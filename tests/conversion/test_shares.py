@@ -17,7 +17,7 @@ from converter.conversion import Result
 from converter.conversion.object_stage import ObjectStage
 from converter.conversion.shared_stage import SharedStage
 from converter.errors import DestinationError
-from converter.storage import Blob, retries, storage_of
+from converter.storage import PART, Blob, retries, storage_of
 from converter.work import Silent
 from tests.conftest import AXLEARN, Cli
 from tests.helpers.gcs import FakeGcs
@@ -295,6 +295,20 @@ def test_a_late_process_leaves_the_next_conversion_alone(
     assert len(before) > 2
     assert local.left() == before
     assert share(local, None, rewrite=True, overwrite=True).resumed
+    assert local.left() == []
+    assert in_process("verify", "-q", local.target).code == 0
+
+
+@pytest.mark.parametrize("store", ["files", "ocdbt"])
+def test_what_a_killed_process_was_writing_is_not_published(local: Place, store: str, in_process: Cli) -> None:
+    share(local, "0/2", store=store)
+    leaves = Path(f"{local.target}.ax2mt-wip").glob("*/leaves/*")
+    parts = [leaf / f"{name}{PART}" for leaf in leaves for name in ("zarr.json.7-00000000", "0.0.7-00000000")]
+    assert len(parts) > 20
+    for part in parts:
+        part.write_bytes(b"half a chunk")
+    assert share(local, "1/2", store=store).finished
+    assert not list(Path(local.target).rglob(f"*{PART}"))
     assert local.left() == []
     assert in_process("verify", "-q", local.target).code == 0
 

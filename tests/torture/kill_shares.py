@@ -67,7 +67,8 @@ class Forked:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until the process ends
         self.number = os.fork()
         if self.number == 0:
-            os.dup2(self._errors.fileno(), 2)
+            for stream in (1, 2):
+                os.dup2(self._errors.fileno(), stream)
             code = 1
             try:
                 code = run(list(arguments))
@@ -181,8 +182,8 @@ class Rounds:
             return []
         if self._chunks(in_bucket, name) != self.expected[in_bucket, form]:
             return ["what looks like a checkpoint has other chunks"]
-        code, error = Forked("verify", "-q", self._pair(in_bucket, name)[1]).wait()
-        return [f"verify: {error[-300:]}"] if code else []
+        code, said = Forked("verify", self._pair(in_bucket, name)[1]).wait()
+        return [f"verify: {said[-2000:]}"] if code else []
 
     def _chunks(self, in_bucket: bool, name: str) -> Chunks:
         """The chunks of a checkpoint by their names."""
