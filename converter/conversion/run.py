@@ -247,7 +247,7 @@ def _stage_and_publish(
         if not awaited:
             commit(conversion, stage, written, committer)
     except BaseException as error:
-        if stage.holds_work() and _is_of_use(error, conversion) and not _is_done_by_others(error, stage):
+        if stage.holds_work() and _is_of_use(error, conversion):
             if isinstance(error, SourceError):
                 stage.mark_source_fault()
             stage.close()
@@ -302,11 +302,6 @@ def is_finished(conversion: Conversion, *, shared: bool) -> bool:
 def check_target(conversion: Conversion) -> None:
     """Refuses a destination that must not be written, see `destination`."""
     check_destination(conversion.destination, conversion.source.checkpoint.directory, overwrite=conversion.overwrite)
-
-
-def _is_done_by_others(error: BaseException, stage: Work) -> bool:
-    """Whether other processes have finished the conversion: what Orbax made again of the work area is of no use."""
-    return isinstance(error, DestinationError) and isinstance(stage, SharedStage) and stage.is_finished()
 
 
 def _is_of_use(error: BaseException, conversion: Conversion) -> bool:

@@ -259,7 +259,8 @@ class SharedStage(SharedWork):
         return {leaf_key(path): stored_record(chunks) for path, chunks in sealed.items()}
 
     def holds_work(self) -> bool:
-        return bool(self.root) and self._local.is_directory(self.root)
+        """See `Work`; what Orbax made again of it after others had finished is none."""
+        return bool(self.root) and self._local.is_directory(self.root) and not self.is_finished()
 
     def staged_bytes(self) -> int:
         """None that count: what is needed is counted for one share at a time."""
