@@ -141,7 +141,7 @@ def unreadable_name(path: str) -> str:
 
 
 def _from_url(text: str, error: type[Ax2mtError]) -> str | None:
-    """The path of a file URL, None for what is no URL."""
+    """The path of a file URL, None for what is not a URL."""
     match = _SCHEME.match(text)
     if match is None:
         return None

@@ -169,7 +169,7 @@ def encode_chunk(values: np.ndarray, level: int | None, *, checksum: bool) -> Ca
       checksum: write zstd's own checksum into the frame.
 
     Returns:
-      A reader: puts the next encoded bytes into the memory it is given and tells how many, 0 at the end.
+      A reader: puts the next encoded bytes into the memory it is given and returns how many, 0 at the end.
     """
     data = values.reshape(-1).view(np.uint8).data
     if level is None:

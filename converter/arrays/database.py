@@ -84,7 +84,7 @@ def database_files(directory: str) -> Iterator[tuple[str, int, int | str]]:
 
 
 def _version(directory: str) -> tuple[int, int | str]:
-    """What tells one state of a database from another; not an error where there is none."""
+    """What distinguishes one state of a database from another; not an error where there is none."""
     name = os.path.join(directory, MANIFEST_NAME)
     try:
         blob = storage_of(name).stat(name)

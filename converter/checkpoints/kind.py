@@ -25,7 +25,7 @@ class CheckpointFormat:
       side: whose checkpoints are stored so, AXLEARN or MAXTEXT.
       detect: whether a local path means such a checkpoint, by names alone; raises SourceError where it may not look.
       open: reads the metadata of the checkpoint that a path means, at a step or the latest one; None for a format that
-        is no source.
+        is not a source.
     """
 
     side: str

@@ -75,7 +75,7 @@ def load_config(file: str, error: type[Ax2mtError], *, label: str = "") -> dict[
     """Reads the keys of a `maxtext.yml`, as `storage.read_small` does.
 
     Raises:
-      Ax2mtError: as there; or it is no YAML, or holds no keys.
+      Ax2mtError: as there; or it is not YAML, or holds no keys.
     """
     label = label or file
     try:
@@ -91,7 +91,7 @@ def parse_config(data: bytes | str) -> Any:
     """What a yml holds, by MaxText's reading: OmegaConf's YAML has more ways to write a number than PyYAML's.
 
     Raises:
-      ValueError: it is no YAML.
+      ValueError: it is not YAML.
     """
     import yaml
 

@@ -43,7 +43,7 @@ class BeamResult:
       destination: the checkpoint.
       shares: elements of the pipeline; 0 where nothing was left to do.
       seconds: wall time.
-      command: the command line to go on in MaxText.
+      command: the command line to continue in MaxText.
     """
 
     destination: str

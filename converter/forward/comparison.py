@@ -267,7 +267,7 @@ class _Search:
         return result
 
     def run(self, variants: Sequence[Variant]) -> tuple[list[Distance], NonFinite | None]:
-        """Runs variants side by side; also tells where NaN or infinity first appears."""
+        """Runs variants side by side; also reports where NaN or infinity first appears."""
         result = [Distance(self.reference, self.tokens.positions) for _ in variants]
 
         def measure(start: int, values: np.ndarray) -> None:

@@ -69,7 +69,7 @@ def load_mapping(path: str) -> MappingTable:
     """Reads a mapping file.
 
     Raises:
-      MappingError: the file cannot be read, is no TOML, or its content is wrong; `details` lists all faults.
+      MappingError: the file cannot be read, is not TOML, or its content is wrong; `details` lists all faults.
     """
     place = locate(path, MappingError, local=True).path
     try:
@@ -88,7 +88,7 @@ def parse_mapping(text: str, path: str) -> MappingTable:
     """Parses and validates the text of a mapping file; `path` is for messages.
 
     Raises:
-      MappingError: it is no TOML, or its content is wrong; `details` lists all faults.
+      MappingError: it is not TOML, or its content is wrong; `details` lists all faults.
     """
     try:
         content = tomllib.loads(text)

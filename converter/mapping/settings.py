@@ -339,7 +339,7 @@ def parse_setting(setting: str, like: Any) -> Any:
 
 
 def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
-    """A finite number of that kind, or None: 1.5 is no whole number, and there is no size of infinity."""
+    """A finite number of that kind, or None: 1.5 is not a whole number, and infinity is not a size."""
     try:
         if kind is int and re.fullmatch(r"[+-]?\d+", text):
             return int(text)  # a float would round what is beyond 2^53

@@ -105,7 +105,7 @@ def stack_name(path: str, numbers: Sequence[int]) -> str:
 
 
 def stack_parts(name: str) -> tuple[str, ...]:
-    """The paths of a stack's parts; empty for a path that is no stack's name."""
+    """The paths of a stack's parts; empty for a path that is not a stack's name."""
     match = _NUMBERS.search(name)
     if match is None:
         return ()

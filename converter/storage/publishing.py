@@ -188,7 +188,7 @@ def _move_errno(mover: Mover, source: str, target: str) -> int | None:
 
 
 def _mount_below(directory: str) -> str | None:
-    """A mount point at or below a directory, where Linux tells: others look like any directory, bind mounts too."""
+    """A mount point at or below a directory, where Linux reports it: others, bind mounts too, look like directories."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             # proc(5): the fifth field is the mount point, with blanks and backslashes as octal numbers.

@@ -132,7 +132,7 @@ def _settle(part: str, name: str) -> None:
 
 
 def _link(source: str, name: str) -> None:
-    """Links a file; a server's answer may be lost, so that the call fails and the link is there: the inode tells."""
+    """Links a file; a server's answer may be lost, so that the call fails and the link is there: the inode shows it."""
     try:
         os.link(source, name)
     except FileExistsError:

@@ -69,7 +69,7 @@ def verify(
       decode: decode every chunk, also those that were passed through.
       max_memory: bytes that blocks in flight may take together.
       jobs: blocks in flight.
-      share: which part of the chunks and blocks is compared; None for all. All that is no value, share 0 looks at.
+      share: which part of the chunks and blocks is compared; None for all. Share 0 also checks all that is not a value.
 
     Raises:
       SourceError: the source cannot be read.
