@@ -24,6 +24,12 @@ def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
     return list(lines[:most]) + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
 
 
+def first_names(names: Sequence[object], most: int) -> str:
+    """The first of several names in one line, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 def printable(text: str) -> str:
     """The text with control characters escaped, so that paths and file contents cannot steer a terminal."""
     if text.isprintable():

@@ -14,19 +14,16 @@ from converter.arrays.writer import CRC_BYTES, LeafStore
 from converter.errors import DestinationError
 from converter.storage import (
     CONTENT_SUM,
-    CONVERSION,
     RESIDUE,
     Blob,
     Mark,
     Reader,
     Writer,
+    foreign_error,
     in_parallel,
     object_storage,
     storage_of,
 )
-
-MAX_NAMED = 3
-"""Chunks that a message names."""
 
 
 class ObjectLeafStore(LeafStore):
@@ -81,11 +78,7 @@ class ObjectLeafStore(LeafStore):
         keys = list(map(self.leaf.encoding.chunk_key, indices))
         wrong = [key for key in keys if not self._is_whole(found.get(self._at(key)))]
         if wrong:
-            more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
-            raise DestinationError(
-                f"{self._url}: chunks of {self.leaf.path} were removed or replaced while the conversion ran: "
-                f"{', '.join(wrong[:MAX_NAMED])}{more}; run the same command again to resume"
-            )
+            raise self._lost(self._url, wrong)
         blobs = [found[self._at(key)] for key in keys]
         self._write_index({key: blob.size for key, blob in zip(keys, blobs, strict=True)})
         sums = in_parallel(content_sum, blobs, self._url)
@@ -102,11 +95,8 @@ class ObjectLeafStore(LeafStore):
         blob = self._find(self._name(index))
         if blob is None or self._is_whole(blob):
             return blob is not None
-        if blob.tags.get(CONVERSION) != self._mark.conversion:
-            raise DestinationError(
-                f"{blob.name}: something else was put there while the conversion ran; remove it, and run the same "
-                "command again to resume"
-            )
+        if not self._mark.is_on(blob):
+            raise foreign_error(blob.name)
         self._objects.remove(blob.name)
         return False
 
@@ -114,7 +104,7 @@ class ObjectLeafStore(LeafStore):
         raise DestinationError(f"{self._name(index)}: {os.strerror(errno.EXDEV)}: {source}")
 
     def _is_whole(self, blob: Blob | None) -> bool:
-        return blob is not None and blob.tags.get(CONVERSION) == self._mark.conversion and blob.checksum == RESIDUE
+        return blob is not None and self._mark.is_on(blob) and blob.checksum == RESIDUE
 
     def _at(self, key: str) -> str:
         return f"{self._url}/{key}"

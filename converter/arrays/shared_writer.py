@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 from converter.arrays.array import Array
 from converter.arrays.writer import LeafStore
-from converter.errors import DestinationError
 from converter.storage import SharedFiles, write_error
-
-MAX_NAMED = 3
-"""Chunks that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +102,6 @@ class SharedLeafStore(LeafStore):
         indices = list(self.leaf.chunk_indices())
         wrong = [index for index in indices if index not in records or self.size(index) != records[index].size]
         if wrong:
-            named = ", ".join(self.leaf.encoding.chunk_key(index) for index in wrong[:MAX_NAMED])
-            more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
-            raise DestinationError(
-                f"{self.directory}: chunks of {self.leaf.path} were removed or replaced while the conversion ran: "
-                f"{named}{more}; run the same command again to resume"
-            )
+            raise self._lost(self.directory, list(map(self.leaf.encoding.chunk_key, wrong)))
         self._write_index({})
         return {index: records[index].digest for index in indices}

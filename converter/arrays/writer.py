@@ -8,7 +8,7 @@ import errno
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -19,10 +19,14 @@ from converter.arrays.ocdbt import CHUNKS, MANIFEST_NAME, NODES, write_index
 from converter.arrays.zarr import array_metadata
 from converter.errors import DestinationError, SourceError
 from converter.storage import Reader, Storage, Writer, storage_of, write_error
+from converter.words import first_names
 
 READ_SIZE = 4 << 20
 TAKE_SIZE = 1 << 20
 """Small enough that what was encoded is still in the processor's cache when it is summed."""
+
+MAX_NAMED = 3
+"""Chunks that a message names."""
 
 CRC_BYTES = 4
 ROOT = os.path.join(NODES, "root")
@@ -177,6 +181,13 @@ class LeafStore:
 
     def _chunk_keys(self) -> Iterator[str]:
         return map(self.leaf.encoding.chunk_key, itertools.product(*map(range, self.leaf.grid)))
+
+    def _lost(self, place: str, keys: Sequence[str]) -> DestinationError:
+        """Chunks that were there when they were written, and are not, or are others."""
+        return DestinationError(
+            f"{place}: chunks of {self.leaf.path} were removed or replaced while the conversion ran: "
+            f"{first_names(keys, MAX_NAMED)}; run the same command again to resume"
+        )
 
     def _metadata_path(self) -> str:
         if self._database_key is not None:

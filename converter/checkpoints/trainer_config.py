@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from converter.storage import FILE, storage_of
+from converter.words import first_names
 
 if TYPE_CHECKING:
     from converter.mapping import TrainedLearner
@@ -27,6 +28,9 @@ MAX_LINE = 10_000
 """A configuration of a large model has 300 lines, of at most 200 characters."""
 
 MAX_PATH = 1000
+
+MAX_NUMBERS = 5
+"""Lines that a message names."""
 
 MAX_RULES = 32
 """Pairs of scale_by_path; Envy has 8."""
@@ -178,18 +182,13 @@ def _lines(data: bytes) -> tuple[dict[str, str], list[str]]:
         elif lines.setdefault(path, value) != value:
             twice.append(number)
             lines[path] = _CONFLICT
-    problems = [f"line {_list(wrong)}: expected `path: value`"] if wrong else []
-    problems += [f"line {_list(twice)}: another value for a path that an earlier line has"] if twice else []
+    faults = ((wrong, "expected `path: value`"), (twice, "another value for a path that an earlier line has"))
+    problems = [f"line {first_names(numbers, MAX_NUMBERS)}: {what}" for numbers, what in faults if numbers]
     return lines, problems
 
 
 _CONFLICT = "two values"
 """Stands for the value of a path with two; it is the text of no value."""
-
-
-def _list(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5]))
-    return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown
 
 
 @dataclass

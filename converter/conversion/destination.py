@@ -6,12 +6,15 @@ from converter.checkpoints import AXLEARN, CONFIG_NAME, checkpoint_kind, is_maxt
 from converter.errors import DestinationError, SourceError
 from converter.location import check_committable, locate
 from converter.storage import storage_of, without_litter
-from converter.words import format_size
+from converter.words import first_names, format_size
 
 SUFFIX = ".ax2mt-wip"
 """The work area of a conversion, beside its destination."""
 
 JOURNAL_SUFFIX = ".ax2mt-wip.json"
+
+MAX_NAMED = 5
+"""Entries of a directory that a message names."""
 
 LONGEST_BELOW = 512
 """Bytes of a path that a chunk takes below the destination at most, temporary names too."""
@@ -71,17 +74,25 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> str:
     if checkpoint_kind(target) == AXLEARN:
         raise DestinationError(f"{target}: is an AXLearn checkpoint, which is never replaced; give a new directory")
     if not overwrite:
-        raise DestinationError(f"{target}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
+        raise not_empty(target)
     if not is_maxtext_checkpoint(target):
-        raise DestinationError(
-            f"{target}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
-            f"{CONFIG_NAME}, nothing else); found {_shown(names)}"
-        )
+        raise not_replaceable(target, first_names(sorted(names), MAX_NAMED))
     return target
 
 
-def _shown(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def not_empty(destination: str) -> DestinationError:
+    """Something is there, and nobody asked for it to be replaced."""
+    return DestinationError(
+        f"{destination}: exists and is not empty; give a new directory, or --overwrite a checkpoint"
+    )
+
+
+def not_replaceable(destination: str, found: str) -> DestinationError:
+    """What is there and was to be replaced is something else than a checkpoint."""
+    return DestinationError(
+        f"{destination}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
+        f"{CONFIG_NAME}, nothing else); found {found}"
+    )
 
 
 def _check_length(target: str) -> None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Collection, Mapping
 
-from converter.checkpoints import CONFIG_NAME, MARKER, is_maxtext_checkpoint
+from converter.checkpoints import MARKER, is_maxtext_checkpoint
+from converter.conversion.destination import not_empty, not_replaceable
 from converter.errors import DestinationError
-from converter.storage import CONVERSION, Blob, Mark
-
-MAX_NAMED = 3
-"""Objects that a message names."""
+from converter.storage import CONVERSION, Blob, Mark, foreign_error
 
 MAX_DIRECTORIES = 5
 
@@ -40,13 +38,10 @@ def check_removable(
         if fresh:
             return
         raise DestinationError(f"{destination}: holds parts of an interrupted conversion; --fresh removes them")
-    shown = ", ".join(sorted({name.partition("/")[0] for name in others})[:MAX_DIRECTORIES])
     if overwrite:
-        raise DestinationError(
-            f"{destination}: --overwrite replaces only a MaxText checkpoint (step directories with items/_METADATA, "
-            f"{CONFIG_NAME}, nothing else); found {shown}"
-        )
-    raise DestinationError(f"{destination}: exists and is not empty; give a new directory, or --overwrite a checkpoint")
+        shown = ", ".join(sorted({name.partition("/")[0] for name in others})[:MAX_DIRECTORIES])
+        raise not_replaceable(destination, shown)
+    raise not_empty(destination)
 
 
 def check_ours(destination: str, there: Mapping[str, Blob], mark: Mark) -> None:
@@ -60,10 +55,6 @@ def check_ours(destination: str, there: Mapping[str, Blob], mark: Mark) -> None:
     Raises:
       DestinationError: something else is there.
     """
-    others = sorted(name for name, blob in there.items() if blob.tags.get(CONVERSION) != mark.conversion)
+    others = sorted(name for name, blob in there.items() if not mark.is_on(blob))
     if others:
-        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
-        raise DestinationError(
-            f"{destination}: something else was put there while the conversion ran: {', '.join(others[:MAX_NAMED])}"
-            f"{more}; remove it, and run the same command again to resume"
-        )
+        raise foreign_error(destination, others)

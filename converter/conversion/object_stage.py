@@ -37,7 +37,7 @@ from converter.conversion.work_area import (
 )
 from converter.errors import DestinationError
 from converter.planning import IN_STORE, Portion, Share
-from converter.storage import CONVERSION, Blob, Mark, has_litter_in, object_storage, parse_json, write_error
+from converter.storage import Blob, Mark, has_litter_in, object_storage, parse_json, write_error
 
 RECORDS = "records"
 """The entry of the journal that names the directory of the records of shares."""
@@ -126,7 +126,7 @@ class ObjectStage(SharedWork):
             return True
         there = self._list()
         finished = [name for name in there if name.rpartition("/")[2] == MARKER]
-        ours = {name for name, blob in there.items() if keep and blob.tags.get(CONVERSION) == self._mark.conversion}
+        ours = {name for name, blob in there.items() if keep and self._mark.is_on(blob)}
         others = there.keys() - ours
         if others:
             check_removable(
@@ -286,8 +286,7 @@ class ObjectStage(SharedWork):
 
     def is_finished(self) -> bool:
         """Whether a run of this conversion has put the last marker in its place."""
-        marker = self._stat(f"{self.destination}/{self.step}/{MARKER}")
-        return marker is not None and marker.tags.get(CONVERSION) == self._mark.conversion
+        return self._mark.is_on(self._stat(f"{self.destination}/{self.step}/{MARKER}"))
 
     def _check_in_place(self) -> None:
         """Sees that nobody began something else here; an equal run may have tidied up already."""
@@ -312,7 +311,7 @@ class ObjectStage(SharedWork):
         try:
             if not self._published and self._content:
                 there = self._list()
-                mine = {name for name, blob in there.items() if blob.tags.get(CONVERSION) == self._mark.conversion}
+                mine = {name for name, blob in there.items() if self._mark.is_on(blob)}
                 if not self.is_finished():
                     self._remove(there, mine)
             if self._content:

@@ -37,6 +37,10 @@ from converter.mapping import (
 )
 from converter.planning import Source, evident_orders
 from converter.storage import is_file
+from converter.words import first_names
+
+MAX_NAMED = 4
+"""Tensors that a note names."""
 
 
 def axlearn_weights(source: Source) -> Weights:
@@ -212,7 +216,7 @@ def _unused_note(paths: Sequence[str]) -> tuple[str, ...]:
     """What has to be said where tensors have no role: the logits are those of a model without them."""
     if not paths:
         return ()
-    names = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+    names = first_names(paths, MAX_NAMED)
     return (f"the logits are computed without tensors that have no role in the mapping table: {names}",)
 
 

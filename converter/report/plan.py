@@ -12,7 +12,7 @@ from converter.mapping import PARAMS
 from converter.planning import PairMismatch, Plan, Task, Traffic
 from converter.report.console import plain_table, print_table, shape_text
 from converter.report.layout import Column, Row, print_rows, side_by_side
-from converter.words import format_size, option_flag, printable
+from converter.words import first_names, format_size, option_flag, printable
 
 if TYPE_CHECKING:
     from converter.conversion import Result
@@ -202,8 +202,7 @@ def _print_share(result: "Result", console: Console) -> None:
         f"(peak memory {format_size(result.peak_memory)})."
     )
     console.print(_work_text(result))
-    more = f" and {len(awaited) - MAX_AWAITED} more" if len(awaited) > MAX_AWAITED else ""
-    named = ", ".join(map(str, awaited[:MAX_AWAITED])) + more
+    named = first_names(awaited, MAX_AWAITED)
     shares = plural(len(awaited), "share")
     console.print(f"Not finished: {shares} awaited ({named}); the process that does the last one commits.")
     console.print(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from converter.words import format_size
+from converter.words import first_names, format_size
 
 if TYPE_CHECKING:
     from converter.conversion import BeamResult, Status
@@ -65,5 +65,4 @@ def _part(status: "Status") -> str:
 
 def named(shares: "Sequence[Share]") -> str:
     """Shares by their names, the first of many."""
-    more = f" and {len(shares) - MAX_SHARES} more" if len(shares) > MAX_SHARES else ""
-    return ", ".join(map(str, shares[:MAX_SHARES])) + more
+    return first_names(shares, MAX_SHARES)

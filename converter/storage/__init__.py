@@ -32,7 +32,7 @@ from converter.storage.reading import (
 )
 from converter.storage.registry import STORAGES, is_remote, object_storage, storage_of
 from converter.storage.shared import SharedFiles, claim
-from converter.storage.write_errors import free_text, write_error
+from converter.storage.write_errors import foreign_error, free_text, write_error
 
 if TYPE_CHECKING:
     from converter.storage.remote import ObjectStorage
@@ -59,6 +59,7 @@ __all__ = [
     "Writer",
     "claim",
     "find_litter",
+    "foreign_error",
     "free_text",
     "has_litter_in",
     "in_parallel",

@@ -57,6 +57,10 @@ class Mark:
     conversion: str
     work_area: str
 
+    def is_on(self, blob: Blob | None) -> bool:
+        """Whether an object is there and carries it."""
+        return blob is not None and blob.tags.get(CONVERSION) == self.conversion
+
 
 RESIDUE = bytes.fromhex("48674bc7")
 """The CRC-32C, as a store has it (big-endian), of any bytes with their own CRC-32C, little-endian, behind them."""
@@ -102,7 +106,7 @@ class Publication:
       finished: the tree, in the work area.
       destination: its place; an empty directory there is filled and stays the one it is.
       replaced: where what was at the destination goes, if it cannot be exchanged in one step.
-      is_marker: tells the top-level entries that make readers take the tree for complete; they come last.
+      is_marker: whether a top-level entry makes readers take the tree for complete; such entries come last.
       others: the names of all other top-level entries.
     """
 

@@ -101,8 +101,8 @@ class GcsWriter:
           FileExistsError: the object is another one.
         """
         there = self.storage.find(self.name)
-        mine = self.mark is not None and there is not None and there.tags.get(CONVERSION) == self.mark.conversion
-        if there is None or not mine or there.checksum != RESIDUE:
+        is_ours = self.mark is not None and self.mark.is_on(there)
+        if there is None or not is_ours or there.checksum != RESIDUE:
             raise FileExistsError(errno.EEXIST, "something else was written there while the conversion ran", self.name)
 
     def _compose(self, whole: Blob) -> None:

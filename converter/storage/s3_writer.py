@@ -215,7 +215,7 @@ class S3Writer:
             found = self._storage.head(self.name)
         except FileNotFoundError:
             return False
-        own = self._mark is None or found.tags.get(CONVERSION) == self._mark.conversion
+        own = self._mark is None or self._mark.is_on(found)
         return own and (checksum is None or self._storage.describe(found).checksum == checksum.to_bytes(4, "big"))
 
 
