@@ -56,14 +56,16 @@ class FrameCheck:
         view = memoryview(data)
         end = self._position + len(view)
         while not self._ended and self._next < end:
+            at = self._next - self._position
+            if at > 0 and not self._held and at + BLOCK_HEADER <= len(view):
+                self._take_block(view[at : at + BLOCK_HEADER])
+                continue
             start = max(self._next + len(self._held) - self._position, 0)
             part = view[start : start + self._wanted - len(self._held)]
-            header = self._held + bytes(part) if self._held else bytes(part)
-            if len(header) < self._wanted:
-                self._held = header
+            self._held += bytes(part)
+            if len(self._held) < self._wanted:
                 break
-            self._held = b""
-            self._take_header(header)
+            self._take_header()
         self._position = end
 
     def finish(self) -> None:
@@ -81,15 +83,20 @@ class FrameCheck:
             what = "truncated" if self._next > size else "followed by other bytes"
             raise SourceError(f"{self._where}: {what}: the zstd frame has {self._next} bytes, the file {size}")
 
-    def _take_header(self, header: bytes) -> None:
-        """Reads a header, of the frame or of a block, and finds where the next one stands."""
+    def _take_header(self) -> None:
+        """Reads the held header, of the frame or of a block, and finds where the next one stands."""
         if not self._next and self._wanted == FRAME_START:
-            self._held, self._wanted = header, zstandard.frame_header_size(header)
+            self._wanted = zstandard.frame_header_size(self._held)
             return
+        data, self._held = self._held, b""
         if not self._next:
-            self._next, self._has_checksum, _ = frame_header(header, self._content_size, self._where)
+            self._next, self._has_checksum, _ = frame_header(data, self._content_size, self._where)
             self._wanted = BLOCK_HEADER
             return
+        self._take_block(data)
+
+    def _take_block(self, header: bytes | memoryview) -> None:
+        """Finds where the next block stands, or the end."""
         fields = int.from_bytes(header, "little")
         last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
         if kind == RESERVED_BLOCK or size > MAX_BLOCK:
